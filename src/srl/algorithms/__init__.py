@@ -1,0 +1,8 @@
+"""Algorithms: one file each."""
+
+from __future__ import annotations
+
+from srl.algorithms.base import Algorithm
+from srl.algorithms.ppo import PPO
+
+ALGORITHMS: dict[str, type[Algorithm]] = {kind.name: kind for kind in (PPO,)}

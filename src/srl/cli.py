@@ -1,0 +1,299 @@
+"""The command line: ``srl train | resume | eval | recipes | check | bench``.
+
+What a user got wrong ends with one line on stderr and exit code 2; a run that failed ends with 1, an interrupted one
+with 130.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from srl.core.errors import CheckpointError, ConfigError, SrlError, UnknownName
+
+T = TypeVar("T")
+Positional = tyro.conf.Positional
+
+
+def main() -> None:
+    """Entry point of the ``srl`` command."""
+    try:
+        code = _command(sys.argv[1:])
+    except (ConfigError, CheckpointError) as error:
+        code = _complain(str(error), 2)
+    except SrlError as error:
+        code = _complain(str(error), 1)
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # `srl … | head`
+        code = 1
+    sys.exit(code)
+
+
+def _complain(text: str, code: int) -> int:
+    print("srl: " + " ".join(text.split()), file=sys.stderr)
+    return code
+
+
+def _command(arguments: Sequence[str]) -> int:
+    commands: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+        "train": (_train, "train a recipe, or an algorithm on any Gymnasium environment"),
+        "resume": (_resume, "go on with a run"),
+        "eval": (_eval, "measure a saved policy"),
+        "recipes": (_recipes, "list the recipes"),
+        "check": (_check, "look whether this machine has what SRL needs"),
+        "bench": (_bench, "measure training throughput"),
+    }
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        _usage({name: about for name, (_, about) in commands.items()})
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        from srl import __version__
+
+        print(f"srl {__version__}")
+        return 0
+    if arguments[0] not in commands:
+        raise UnknownName("command", arguments[0], commands, "srl --help lists them")
+    return commands[arguments[0]][0](arguments[1:])
+
+
+def _usage(commands: dict[str, str]) -> None:
+    console = Console()
+    console.print("[bold]srl[/] COMMAND …   really scalable reinforcement learning\n")
+    table = Table.grid(padding=(0, 3))
+    for name, about in commands.items():
+        table.add_row(f"  [bold cyan]{name}[/]", about)
+    console.print(table)
+    console.print("\nsrl COMMAND --help explains a command. Begin with:  [bold]srl train cartpole[/]")
+
+
+def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
+    """Parse ``arguments`` into the dataclass ``kind``; a mistake becomes a ConfigError of one line."""
+    said = io.StringIO()
+    given: Any = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, args=list(arguments), prog=f"srl {command}", **given)
+    except SystemExit as error:
+        if not error.code:
+            raise
+        raise ConfigError(_one_line(said.getvalue())) from None
+
+
+def _one_line(box: str) -> str:
+    """The message in one of tyro's boxes, and the option it suggests."""
+    inner = [line.strip("│╭╮╰╯ ") for line in box.splitlines()]
+    sections: list[list[str]] = [[]]
+    for line in inner[1:-1]:
+        if line and set(line) <= {"─"}:
+            sections.append([])
+        else:
+            sections[-1].append(line)
+    text = " ".join(sections[0])
+    for section in sections[1:]:
+        if section and section[0].startswith("Perhaps you meant") and len(section) > 1:
+            text += f"; did you mean {section[1].split()[0]}?"
+    return text
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What to train, where, and how long."""
+
+    recipe: Annotated[Positional[str | None], tyro.conf.arg(metavar="[RECIPE]")] = None
+    """A recipe (see srl recipes), unless --env is given."""
+    env: str | None = None
+    """A Gymnasium id; module:id imports the module first."""
+    algorithm: str = "ppo"
+    """With --env: the algorithm. Its own options follow below."""
+    steps: int = 1_000_000
+    """Agent steps to train on."""
+    launcher: Literal["inline", "local"] = "local"
+    """inline: all workers in this process, in turn, deterministic. local: one process each."""
+    transport: Literal["auto", "shm", "tcp"] = "auto"
+    """auto: the best for where the workers are. shm or tcp: that one."""
+    port: int = 0
+    """First TCP port to listen on (0: any that is free)."""
+    restarts: int = 3
+    """How often workers may be started again after a crash, in all."""
+    seed: int = 1
+    """All random choices of the run derive from it."""
+    out: Path | None = None
+    """The run's folder (default: a new one in runs/)."""
+    quiet: bool = False
+    """Show nothing but the result."""
+
+
+def _train(arguments: Sequence[str]) -> int:
+    from srl.launch.run import run
+
+    x, options = _experiment(arguments)
+    return _finish(lambda: run(x, options.out, display=_display(options.quiet)), options.quiet)
+
+
+def _experiment(arguments: Sequence[str]) -> tuple[Any, Any]:
+    """The experiment that the arguments of ``srl train`` describe, and all options as parsed."""
+    from srl import envs
+    from srl.algorithms import ALGORITHMS
+    from srl.experiment import Actors, Experiment, Policies, Trainer
+    from srl.recipes import recipe
+
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    env = _value_of(arguments, "--env")
+    asked_for_help = "-h" in arguments or "--help" in arguments
+    if named is None and env is None and not asked_for_help:
+        raise ConfigError("name a recipe (srl recipes lists them) or an environment (--env ID)")
+    if named is not None and env is not None:
+        raise ConfigError(f"either the recipe {named!r} or --env {env}, not both")
+    if named is not None:
+        base = recipe(named)
+    else:
+        algorithm = _value_of(arguments, "--algorithm") or "ppo"
+        if algorithm not in ALGORITHMS:
+            raise UnknownName("algorithm", algorithm, ALGORITHMS)
+        base = Experiment(envs.gym(env or "CartPole-v1"), ALGORITHMS[algorithm]())
+    chosen = next(iter(base.algorithms.values()))
+    groups: list[tuple[str, Any]] = [("actors", Actors), ("policies", Policies), ("trainer", Trainer)]
+    groups.append((chosen.name, type(chosen)))
+    extended = [(name, kind, field(default_factory=kind)) for name, kind in groups]
+    kind = make_dataclass("Train", extended, bases=(TrainOptions,), frozen=True)
+    kind.__doc__ = TrainOptions.__doc__
+    simple = {f.name: getattr(base, f.name) for f in fields(TrainOptions) if hasattr(base, f.name)}
+    simple.update(algorithm=chosen.name, env=env)
+    inner = {"actors": base.actors, "policies": base.policies, "trainer": base.trainer, chosen.name: chosen}
+    options: Any = parse(kind, arguments, "train", kind(**simple, **inner))
+    changed = {f.name: getattr(options, f.name) for f in fields(Experiment) if hasattr(options, f.name)}
+    changed.update(env=base.env, algorithm={"default": getattr(options, chosen.name)})
+    return replace(base, **changed), options
+
+
+def _value_of(arguments: Sequence[str], option: str) -> str | None:
+    for i, argument in enumerate(arguments):
+        if argument == option and i + 1 < len(arguments):
+            return arguments[i + 1]
+        if argument.startswith(option + "="):
+            return argument.partition("=")[2]
+    return None
+
+
+def _display(quiet: bool) -> Any:
+    if quiet:
+        return None
+    from srl.monitor.console import display
+
+    return lambda title, steps: display(Console(), title, steps)
+
+
+def _finish(go: Callable[[], Any], quiet: bool) -> int:
+    """Run, then measure what was learned and say where everything is."""
+    from srl.launch.run import EVAL_EPISODES, evaluate
+    from srl.monitor.sinks import CURVE
+
+    result = go()
+    out = Console(highlight=False)
+    if result.interrupted:
+        out.print(f"interrupted at {result.steps:,} steps, saved; go on with: srl resume {result.run_dir}")
+        return 130
+    rate = result.seconds and result.steps / result.seconds
+    out.print(f"trained on {result.steps:,} steps in {result.seconds:.0f} s ({rate:,.0f} steps/s)")
+    if not quiet:
+        out.print(f"evaluating {EVAL_EPISODES} episodes …")
+    found = evaluate(result.run_dir)
+    out.print(
+        f"evaluation: return [bold]{found.return_mean:.1f}[/] ± {found.return_std:.1f} "
+        f"over {found.episodes} episodes (version {found.version})"
+    )
+    if (result.run_dir / CURVE).exists():
+        out.print(f"learning curve: {result.run_dir / CURVE}")
+    return 0
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """Go on with a run, from its last checkpoint or another one."""
+
+    run_dir: Positional[Path]
+    """The run's folder."""
+    steps: int | None = None
+    """Agent steps to train on in all (default: as the run was declared)."""
+    tag: str = "latest"
+    """Which checkpoint: latest, best, or v followed by a version."""
+    quiet: bool = False
+    """Show nothing but the result."""
+
+
+def _resume(arguments: Sequence[str]) -> int:
+    from srl.launch.run import resume
+
+    options = parse(ResumeOptions, arguments, "resume")
+    changes = {} if options.steps is None else {"steps": options.steps}
+    show = _display(options.quiet)
+    return _finish(lambda: resume(options.run_dir, tag=options.tag, display=show, **changes), options.quiet)
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Measure a saved policy: it plays with its likeliest actions."""
+
+    run_dir: Positional[Path]
+    """The run's folder."""
+    tag: str = "latest"
+    """Which checkpoint: latest, best, or v followed by a version."""
+    episodes: int = 20
+    """Episodes to play."""
+    policy: str = "default"
+    """Which policy of the run."""
+    seed: int = 0
+    """Seed of the episodes."""
+    json: bool = False
+    """Print one line of JSON."""
+
+
+def _eval(arguments: Sequence[str]) -> int:
+    from srl.launch.run import evaluate
+
+    options = parse(EvalOptions, arguments, "eval")
+    rest = {k: v for k, v in asdict(options).items() if k not in ("run_dir", "json")}
+    found = evaluate(options.run_dir, **rest)
+    if options.json:
+        print(found.as_json())
+    else:
+        Console(highlight=False).print(
+            f"return [bold]{found.return_mean:.1f}[/] ± {found.return_std:.1f} "
+            f"(min {found.return_min:.1f}, max {found.return_max:.1f}), episode length {found.length_mean:.0f}, "
+            f"{found.episodes} episodes, version {found.version} ({found.tag})"
+        )
+    return 0
+
+
+def _recipes(arguments: Sequence[str]) -> int:
+    from srl.recipes import RECIPES
+
+    table = Table("recipe", "environment", "algorithm", "steps", "extra", "what", box=None, header_style="bold")
+    for name, each in RECIPES.items():
+        x = each.make()
+        algorithms = "+".join(sorted({a.name for a in x.algorithms.values()}))
+        table.add_row(name, str(x.env.describe()["gym"]), algorithms, f"{x.steps:,}", each.extra or "–", each.about)
+    Console(highlight=False).print(table)
+    return 0
+
+
+def _check(arguments: Sequence[str]) -> int:
+    from srl.check import report
+
+    return report()
+
+
+def _bench(arguments: Sequence[str]) -> int:
+    from srl.bench import main as bench
+
+    return bench(arguments)

@@ -1,0 +1,124 @@
+"""The slab: trajectories in preallocated blocks.
+
+A slab holds ``blocks`` blocks of ``horizon`` steps for ``rows`` rows. Each field is one array of shape
+``[blocks, horizon + 1, rows, …]``, so a block is a view, and any set of (block, step, row) is one gather from the
+field's flat view ``[blocks * (horizon + 1) * rows, …]``. What travels between workers is a block's index.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from srl.core.memory import Segment
+from srl.core.specs import Array, Arrays, ArraySpec, Spec
+
+_ALIGN = 64
+
+STEP_FIELDS: dict[str, ArraySpec] = {
+    "reward": ArraySpec((), "<f4"),
+    "terminated": ArraySpec((), "|b1"),
+    "truncated": ArraySpec((), "|b1"),
+    # False where the step is no transition: the reset that follows an episode's end, or an agent not on turn.
+    "valid": ArraySpec((), "|b1"),
+    "version": ArraySpec((), "<i8"),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where arrays lie in one run of bytes."""
+
+    places: Mapping[str, tuple[int, tuple[int, ...], str]]
+    nbytes: int
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -> Layout:
+        """Lay the named (shape, dtype) pairs one after the other, each on its own cache line."""
+        places, offset = {}, 0
+        for name, (shape, dtype) in arrays.items():
+            places[name] = (offset, shape, dtype)
+            nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+            offset += -(-nbytes // _ALIGN) * _ALIGN
+        return cls(places, offset)
+
+    def views(self, segment: Segment) -> Arrays:
+        """The arrays, as views of ``segment``."""
+        return {name: segment.array(*place) for name, place in self.places.items()}
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """The shape of a block: its fields (one row each), steps and rows."""
+
+    fields: Spec
+    horizon: int
+    rows: int
+
+    @property
+    def observations(self) -> tuple[str, ...]:
+        """Names of the observation's fields."""
+        return tuple(name for name in self.fields if name.split("/")[0] == "obs")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the fields a policy writes (its action among them)."""
+        fixed = {*self.observations, *STEP_FIELDS}
+        return tuple(name for name in self.fields if name not in fixed)
+
+    def layout(self, blocks: int) -> Layout:
+        """Layout of ``blocks`` blocks."""
+        head = (blocks, self.horizon + 1, self.rows)
+        return Layout.of({name: (head + spec.shape, spec.dtype) for name, spec in self.fields.items()})
+
+
+class Slab:
+    """``blocks`` blocks of one :class:`BlockSpec` in private or shared memory."""
+
+    def __init__(self, spec: BlockSpec, blocks: int, *, shared: bool) -> None:
+        self.spec, self.blocks = spec, blocks
+        self.segment = Segment(spec.layout(blocks).nbytes, shared=shared)
+        self._map()
+
+    def _map(self) -> None:
+        steps = self.blocks * (self.spec.horizon + 1)
+        self.arrays = self.spec.layout(self.blocks).views(self.segment)
+        #: one entry per (block, step): what an inference request refers to
+        self.steps = {n: a.reshape(steps, *a.shape[2:]) for n, a in self.arrays.items()}
+        #: one entry per (block, step, row): what a minibatch is gathered from
+        self.flat = {n: a.reshape(steps * self.spec.rows, *a.shape[3:]) for n, a in self.arrays.items()}
+
+    def block(self, index: int) -> Arrays:
+        """The fields of one block, each ``[horizon + 1, rows, …]``."""
+        return {name: array[index] for name, array in self.arrays.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"spec": self.spec, "blocks": self.blocks, "segment": self.segment}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map()
+
+
+@dataclass
+class Batch:
+    """Some blocks of a slab, as a trainer sees them. Nothing is copied until a field is asked for."""
+
+    slab: Slab
+    blocks: list[int]
+
+    def __post_init__(self) -> None:
+        spec = self.slab.spec
+        starts = np.asarray(self.blocks, np.int64)[None, :, None] * (spec.horizon + 1) * spec.rows
+        steps = np.arange(spec.horizon)[:, None, None] * spec.rows
+        #: slab position of every (step < horizon, block, row), in that order: the order of :meth:`small`
+        self.positions: Array = (starts + steps + np.arange(spec.rows)).reshape(-1)
+
+    def small(self, name: str) -> Array:
+        """A copy of one small per-step field as ``[horizon + 1, blocks * rows]`` (time first)."""
+        picked = self.slab.arrays[name][self.blocks]
+        return np.ascontiguousarray(picked.swapaxes(0, 1)).reshape(picked.shape[1], -1)

@@ -1,0 +1,92 @@
+"""Array specs: what one row of an observation, an action or a policy output looks like.
+
+Nested Gymnasium spaces are flattened once, at start-up, into a flat mapping from a path such as ``obs`` or
+``obs/camera/left`` to an :class:`ArraySpec`. Everything after that handles flat dictionaries of arrays, so no
+hot path walks a tree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from srl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import gymnasium
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of one row of one field."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        kind = np.dtype(self.dtype).kind
+        if kind not in "biuf":
+            raise ConfigError(f"dtype {self.dtype!r} cannot be shared between workers; use bool, int, uint or float")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+Spec = Mapping[str, ArraySpec]
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """What one agent sees and does, as Gymnasium spaces."""
+
+    observation: gymnasium.Space[Any]
+    action: gymnasium.Space[Any]
+
+    def observation_spec(self) -> dict[str, ArraySpec]:
+        """Fields of the observation."""
+        return spec_of("obs", self.observation)
+
+    def action_spec(self) -> dict[str, ArraySpec]:
+        """Fields of the action."""
+        return spec_of("action", self.action)
+
+
+def spec_of(name: str, space: gymnasium.Space[Any]) -> dict[str, ArraySpec]:
+    """Flatten ``space`` into ``{path: spec}`` with paths starting at ``name``."""
+    found: dict[str, ArraySpec] = {}
+    for path, leaf, _ in leaves(name, space):
+        shape, dtype = leaf.shape, leaf.dtype
+        if shape is None or dtype is None:
+            raise ConfigError(f"{path}: a {type(leaf).__name__} space has no fixed shape and cannot be put in a block")
+        found[path] = ArraySpec(tuple(shape), np.dtype(dtype).str)
+    return found
+
+
+def leaves(
+    name: str, space: gymnasium.Space[Any]
+) -> list[tuple[str, gymnasium.Space[Any], Callable[[Any], Any]]]:
+    """Every leaf of ``space`` as (path, leaf space, function that picks the leaf's value out of a sample)."""
+    from gymnasium import spaces
+
+    children: list[tuple[Any, gymnasium.Space[Any]]]
+    if isinstance(space, spaces.Dict):
+        children = list(space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        children = list(enumerate(space.spaces))
+    else:
+        return [(name, space, lambda value: value)]
+    found = []
+    for key, child in children:
+        for path, leaf, pick in leaves(f"{name}/{key}", child):
+            found.append((path, leaf, lambda value, key=key, pick=pick: pick(value[key])))
+    return found

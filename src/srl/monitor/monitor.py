@@ -1,0 +1,153 @@
+"""Turns what workers report into one row of numbers a second, and hands it to whoever shows or keeps it.
+
+``docs/metrics.md`` explains every number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from srl.core.worker import WAITS
+
+WINDOW = 100
+"""Episodes that ``return_mean`` and ``length_mean`` average over."""
+
+_WAITER = {"inference": "actor", "parameters": "actor", "requests": "policy", "samples": "trainer"}
+
+
+@dataclass
+class Row:
+    """The state of the run at one moment."""
+
+    values: dict[str, float]
+    bottleneck: str
+    """Which stage keeps the others waiting, in words."""
+
+
+class Sink(Protocol):
+    """Shows or keeps rows."""
+
+    def write(self, row: Row) -> None:
+        """Take one row."""
+
+    def say(self, text: str) -> None:
+        """Take one sentence for the user."""
+
+    def close(self) -> None:
+        """No more rows will come."""
+
+
+@dataclass
+class _Worker:
+    kind: str
+    counters: dict[str, float] = field(default_factory=dict)
+    delta: dict[str, float] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
+
+    def update(self, report: dict[str, Any]) -> None:
+        """Add what was counted since the last report; a counter that fell belongs to a restarted worker."""
+        for name, value in report["counters"].items():
+            before = self.counters.get(name, 0.0)
+            self.delta[name] = self.delta.get(name, 0.0) + (value - before if value >= before else value)
+            self.counters[name] = value
+        self.gauges.update(report["gauges"])
+
+
+class Monitor:
+    """Collects reports of all workers; :meth:`tick` makes a row of them once a second."""
+
+    def __init__(self, sinks: Sequence[Sink], *, elapsed: float = 0.0, every: float = 1.0) -> None:
+        self.sinks, self.every = sinks, every
+        self.returns: dict[str, deque[float]] = {}
+        self.lengths: deque[int] = deque(maxlen=WINDOW)
+        self.episodes = 0
+        self.row = Row({}, "")
+        self._workers: dict[str, _Worker] = {}
+        self._begin = time.monotonic() - elapsed
+        self._last = time.monotonic()
+        self._rates: deque[tuple[float, float]] = deque(maxlen=10)
+
+    def feed(self, name: str, kind: str, report: dict[str, Any]) -> None:
+        """Take in one report of one worker."""
+        self._workers.setdefault(name, _Worker(kind)).update(report)
+        for policy, value, length in report["episodes"]:
+            self.returns.setdefault(policy, deque(maxlen=WINDOW)).append(value)
+            self.lengths.append(length)
+            self.episodes += 1
+        self.tick()
+
+    def gauge(self, kind: str, name: str) -> float | None:
+        """The newest value of a gauge of some worker of this kind."""
+        found = [worker.gauges[name] for worker in self._of(kind) if name in worker.gauges]
+        return max(found, default=None)
+
+    def say(self, text: str) -> None:
+        """Tell the user something."""
+        for sink in self.sinks:
+            sink.say(text)
+
+    def tick(self, *, force: bool = False) -> None:
+        """Make and hand out a row, if it is time."""
+        now = time.monotonic()
+        if now - self._last < self.every and not force:
+            return
+        self._last = now
+        self.row = self._make(now)
+        for worker in self._workers.values():
+            worker.delta.clear()
+        for sink in self.sinks:
+            sink.write(self.row)
+
+    def close(self) -> None:
+        """The run is over."""
+        for sink in self.sinks:
+            sink.close()
+
+    def _of(self, kind: str) -> list[_Worker]:
+        return [worker for worker in self._workers.values() if worker.kind == kind]
+
+    def _make(self, now: float) -> Row:
+        steps = min((w.counters.get("steps", 0.0) for w in self._of("trainer")), default=0.0)
+        if not self._rates or steps != self._rates[-1][1]:
+            self._rates.append((now, steps))
+        values = {"time": now - self._begin, "steps": steps, "steps_per_second": self._rate()}
+        values["episodes"] = float(self.episodes)
+        for policy, found in self.returns.items():
+            name = "return_mean" if len(self.returns) == 1 else f"return_mean/{policy}"
+            values[name] = sum(found) / len(found)
+        if self.lengths:
+            values["length_mean"] = sum(self.lengths) / len(self.lengths)
+        busy = self._waits(values)
+        for worker in self._of("trainer"):
+            values.update(worker.gauges)
+            values["dropped"] = worker.counters.get("dropped", 0.0)
+            values["updates"] = worker.counters.get("updates", 0.0)
+        return Row(values, _bottleneck(busy))
+
+    def _rate(self) -> float:
+        (begin, first), (end, last) = (self._rates[0], self._rates[-1]) if self._rates else ((0, 0), (0, 0))
+        return (last - first) / (end - begin) if end > begin else 0.0
+
+    def _waits(self, values: dict[str, float]) -> dict[str, float]:
+        """Put the share of time each stage waited into ``values``; how busy each stage was."""
+        busy: dict[str, float] = {}
+        for wait in WAITS:
+            kind = _WAITER[wait]
+            workers = [w for w in self._of(kind) if w.delta.get("alive", 0) > 0]
+            if workers:
+                shares = [min(1.0, w.delta.get(f"wait/{wait}", 0.0) / w.delta["alive"]) for w in workers]
+                values[f"wait/{wait}"] = sum(shares) / len(shares)
+                busy[kind] = busy.get(kind, 1.0) - values[f"wait/{wait}"]
+        values.update({f"busy/{kind}": max(0.0, share) for kind, share in busy.items()})
+        return busy
+
+
+def _bottleneck(busy: dict[str, float]) -> str:
+    if not busy:
+        return "starting"
+    kind = max(busy, key=lambda name: busy[name])
+    return f"{kind} ({max(0.0, busy[kind]):.0%} busy)"

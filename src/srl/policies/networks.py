@@ -1,0 +1,165 @@
+"""Networks: encoders chosen by the observation, and running normalisation."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from srl.core.errors import ConfigError
+from srl.core.specs import ArraySpec, Spec
+
+M = TypeVar("M", nn.Linear, nn.Conv2d)
+Activations: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+
+
+class RunningNorm(nn.Module):
+    """Mean and variance of all that was ever seen; lives in buffers, so it travels with the weights."""
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...], limit: float = 10.0) -> None:
+        super().__init__()
+        self.limit = limit
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` with mean 0 and variance 1, clipped."""
+        scaled = (x - self.mean.float()) / self.std()
+        return scaled.clamp(-self.limit, self.limit)
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """What :meth:`forward` would have turned into ``y``."""
+        return y * self.std() + self.mean.float()
+
+    def std(self) -> Tensor:
+        """Standard deviation, never 0."""
+        return (self.var + 1e-8).sqrt().float()
+
+    @torch.no_grad()
+    def update(self, x: Tensor) -> None:
+        """Take the rows of ``x`` (``[rows, …]``) into account."""
+        x = x.double()
+        count = x.shape[0]
+        var, mean = torch.var_mean(x, dim=0, correction=0)
+        total = self.count + count
+        delta = mean - self.mean
+        spread = self.var * self.count + var * count + delta.square() * self.count * count / total
+        self.mean.add_(delta * (count / total))
+        self.var.copy_(spread / total)
+        self.count.copy_(total)
+
+
+class NatureCNN(nn.Module):
+    """The convolutions of Mnih et al. (2015) for images ``[rows, channels, height, width]`` of bytes."""
+
+    def __init__(self, shape: tuple[int, ...], features: int = 512) -> None:
+        super().__init__()
+        if len(shape) != 3 or min(shape[1:]) < 36:
+            raise ConfigError(f"an image observation must be [channels, ≥36, ≥36], got {list(shape)}")
+        self.convolutions = nn.Sequential(
+            _orthogonal(nn.Conv2d(shape[0], 32, 8, 4)),
+            nn.ReLU(),
+            _orthogonal(nn.Conv2d(32, 64, 4, 2)),
+            nn.ReLU(),
+            _orthogonal(nn.Conv2d(64, 64, 3, 1)),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        with torch.no_grad():
+            flat = self.convolutions(torch.zeros(1, *shape)).shape[1]
+        self.convolutions.to(memory_format=torch.channels_last)
+        self.dense = nn.Sequential(_orthogonal(nn.Linear(flat, features)), nn.ReLU())
+        self.out_features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[rows, features]``."""
+        # Channels last is the layout the convolution kernels work in; converting once here saves it in every layer.
+        image = x.to(torch.float32, memory_format=torch.channels_last) * (1 / 255)
+        out: Tensor = self.dense(self.convolutions(image))
+        return out
+
+
+class MLP(nn.Module):
+    """Fully connected layers."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], activation: str = "tanh") -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for width in hidden:
+            layers += [_orthogonal(nn.Linear(inputs, width)), Activations[activation]()]
+            inputs = width
+        self.layers = nn.Sequential(*layers)
+        self.out_features = inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[rows, features]``."""
+        out: Tensor = self.layers(x)
+        return out
+
+
+class Encoder(nn.Module):
+    """Observation fields to features: images through :class:`NatureCNN`, the rest flattened into an MLP."""
+
+    def __init__(self, spec: Spec, hidden: Sequence[int], activation: str, *, normalize: bool) -> None:
+        super().__init__()
+        self.images = [name for name, leaf in spec.items() if _is_image(leaf)]
+        self.vectors = [name for name in spec if name not in self.images]
+        self.cnn = nn.ModuleDict({_key(name): NatureCNN(spec[name].shape) for name in self.images})
+        self.width = sum(math.prod(spec[name].shape) for name in self.vectors)
+        self.norm = RunningNorm((self.width,)) if normalize and self.width else None
+        inputs = self.width + sum(cnn.out_features for cnn in self.cnn.values())  # type: ignore[misc]
+        # An image's features have gone through a dense layer already.
+        self.mlp = MLP(int(inputs), hidden if self.vectors else (), activation)
+        self.out_features = self.mlp.out_features
+
+    def flatten(self, obs: dict[str, Tensor]) -> Tensor:
+        """All vector fields side by side, ``[rows, width]``."""
+        if len(self.vectors) == 1:
+            return obs[self.vectors[0]].flatten(1).float()
+        return torch.cat([obs[name].flatten(1).float() for name in self.vectors], 1)
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        """Features ``[rows, features]``."""
+        parts = [self.cnn[_key(name)](obs[name]) for name in self.images]
+        if self.vectors:
+            flat = self.flatten(obs)
+            parts.append(self.norm(flat) if self.norm is not None else flat)
+        out: Tensor = self.mlp(parts[0] if len(parts) == 1 else torch.cat(parts, 1))
+        return out
+
+
+def fast_bfloat16() -> bool:
+    """Whether this processor has instructions for bfloat16 (without them it is slower than float32)."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as about:
+        flags = next((line for line in about if line.startswith("flags")), "")
+        return "avx512_bf16" in flags or "amx_bf16" in flags
+    return False
+
+
+def head(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    """A last layer."""
+    return _orthogonal(nn.Linear(inputs, outputs), gain)
+
+
+def _is_image(leaf: ArraySpec) -> bool:
+    return leaf.dtype == "|u1" and len(leaf.shape) == 3
+
+
+def _key(name: str) -> str:
+    return name.replace("/", "_")
+
+
+def _orthogonal(layer: M, gain: float = math.sqrt(2)) -> M:
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,36 @@
+"""Names: where the servers of a run can be reached.
+
+A server says where it listens, a client asks by name and asks again when the server has been silent: a restarted
+server listens elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class FileNames:
+    """Names as small files in a folder all workers can see."""
+
+    folder: Path
+
+    def add(self, name: str, endpoint: str) -> None:
+        """``name`` can be reached at ``endpoint`` from now on."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = self.folder / f".{_file(name)}.{os.getpid()}"
+        partial.write_text(endpoint)
+        partial.replace(self.folder / _file(name))
+
+    def resolve(self, name: str) -> str | None:
+        """Where ``name`` can be reached, or None while nobody has said."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.folder / _file(name)).read_text()
+        return None
+
+
+def _file(name: str) -> str:
+    return name.replace("/", "_")

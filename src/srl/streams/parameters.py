@@ -1,0 +1,132 @@
+"""The parameter stream within one host: two copies of the weights in one segment, and a version.
+
+The trainer writes version *n* into half ``n % 2`` and then says so; a reader that has the newest version reads
+one integer and does nothing. A reader is never blocked by the writer: it copies, then checks that the writer
+had not begun to overwrite that half meanwhile, and copies again if it had.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from srl.core.errors import StreamError
+from srl.core.memory import Segment
+from srl.core.slab import Layout
+from srl.core.specs import Arrays
+
+_HEADER = ("begun", "version", "nbytes", "shape")
+
+
+class ParameterBoard:
+    """The newest weights of one policy. Grows to the size of the first version published."""
+
+    def __init__(self, *, shared: bool) -> None:
+        self.header_segment = Segment(8 * len(_HEADER), shared=shared)
+        self.data = Segment(0, shared=shared)
+        self._map()
+        self.begun[0] = self.version[0] = -1
+
+    def _map(self) -> None:
+        header = self.header_segment.array(0, (len(_HEADER),), "<i8")
+        self.begun, self.version, self.nbytes, self.shape = (header[i : i + 1] for i in range(len(_HEADER)))
+
+    def half(self, version: int, nbytes: int) -> Any:
+        """The bytes that hold ``version``."""
+        self.data.resize(2 * nbytes)
+        return self.data.array(version % 2 * nbytes, (nbytes,), "|u1")
+
+    def writer(self) -> BoardWriter:
+        """See :class:`~srl.streams.protocols.ParameterStream`."""
+        return BoardWriter(self)
+
+    def reader(self) -> BoardReader:
+        """See :class:`~srl.streams.protocols.ParameterStream`."""
+        return BoardReader(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"header_segment": self.header_segment, "data": self.data}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map()
+
+
+def pack(arrays: Arrays) -> tuple[Layout, int]:
+    """How ``arrays`` lie in a half, and a number that tells this layout from others."""
+    layout = Layout.of({name: (array.shape, array.dtype.str) for name, array in arrays.items()})
+    return layout, zlib.crc32(repr(sorted(layout.places.items())).encode())
+
+
+class BoardWriter:
+    """The trainer's end."""
+
+    def __init__(self, board: ParameterBoard) -> None:
+        self.board = board
+
+    @property
+    def version(self) -> int:
+        """See :class:`~srl.streams.protocols.ParameterWriter`."""
+        return int(self.board.version[0])
+
+    def publish(self, arrays: Arrays, version: int) -> None:
+        """See :class:`~srl.streams.protocols.ParameterWriter`."""
+        layout, shape = pack(arrays)
+        half = self._begin(layout.nbytes, shape, version)
+        for name, (offset, _, _) in layout.places.items():
+            value = arrays[name]
+            half[offset : offset + value.nbytes].view(value.dtype).reshape(value.shape)[...] = value
+        self.board.version[0] = version
+
+    def publish_bytes(self, payload: Any, shape: int, version: int) -> None:
+        """Publish what another board held, unopened."""
+        half = self._begin(len(payload), shape, version)
+        half[:] = memoryview(payload)
+        self.board.version[0] = version
+
+    def _begin(self, nbytes: int, shape: int, version: int) -> Any:
+        board = self.board
+        if version <= board.version[0]:
+            raise StreamError(f"version {version} published after version {board.version[0]}")
+        if board.version[0] >= 0 and (nbytes, shape) != (board.nbytes[0], board.shape[0]):
+            raise StreamError("the published parameters do not have the layout of the versions before")
+        board.nbytes[0], board.shape[0], board.begun[0] = nbytes, shape, version
+        return board.half(version, nbytes)
+
+    def close(self) -> None:
+        """See :class:`~srl.streams.protocols.ParameterWriter`."""
+
+
+class BoardReader:
+    """Any other worker's end."""
+
+    def __init__(self, board: ParameterBoard) -> None:
+        self.board = board
+
+    def newest(self) -> int:
+        """See :class:`~srl.streams.protocols.ParameterReader`."""
+        return int(self.board.version[0])
+
+    def read(self, like: Arrays, load: Callable[[Arrays], None]) -> int:
+        """See :class:`~srl.streams.protocols.ParameterReader`."""
+        layout, shape = pack(like)
+        board = self.board
+        if board.version[0] >= 0 and (layout.nbytes, shape) != (board.nbytes[0], board.shape[0]):
+            raise StreamError("the published parameters are not those of this policy's network")
+        while True:
+            version = int(board.version[0])
+            if version < 0:
+                raise StreamError("no parameters have been published yet")
+            board.half(version, layout.nbytes)
+            start = version % 2 * layout.nbytes
+            load({n: board.data.array(start + o, s, d) for n, (o, s, d) in layout.places.items()})
+            if board.begun[0] <= version + 1:  # half of this version not reused meanwhile
+                return version
+
+    def pollable(self) -> Any:
+        """See :class:`~srl.streams.protocols.ParameterReader`."""
+        return None
+
+    def close(self) -> None:
+        """See :class:`~srl.streams.protocols.ParameterReader`."""

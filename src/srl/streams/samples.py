@@ -1,0 +1,223 @@
+"""The sample stream within one host: blocks in a slab, and a board of indices that says whose they are.
+
+The consumer owns the free list. It *grants* blocks to producers (that is admission and back-pressure in one),
+producers fill granted blocks in place and *commit* them, the consumer takes them and later releases them::
+
+    FREE --grant--> GRANTED --commit--> FULL --take--> HELD --release--> FREE
+
+The board is a few integer arrays. Each is written by one side only and there is no lock, so a process killed at
+any instruction leaves nothing locked: a new producer raises its *epoch*, the consumer takes back what the old
+epoch had not committed; a new consumer finds every block's state on the board. In private memory this is the
+``inline`` transport, in shared memory it is ``shm``; remote producers reach a board through ``tcp_samples``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from srl.core.errors import StreamClosed, StreamError
+from srl.core.memory import Doorbell, Segment
+from srl.core.slab import BlockSpec, Layout, Slab
+from srl.core.specs import Arrays
+from srl.streams.protocols import Full, Grant
+
+FREE, GRANTED, FULL, HELD = range(4)
+
+
+class SampleBoard:
+    """A slab and the state of its blocks, for ``producers`` producers and one consumer."""
+
+    def __init__(self, spec: BlockSpec, blocks: int, bells: Sequence[Doorbell], *, shared: bool) -> None:
+        """``bells`` has one doorbell per producer (several producers of one worker may share theirs)."""
+        self.producers = len(bells)
+        self.slab = Slab(spec, blocks, shared=shared)
+        self.consumer_bell = Doorbell()
+        self.bells = list(bells)
+        self.segment = Segment(self._layout().nbytes, shared=shared)
+        self._map()
+
+    def _layout(self) -> Layout:
+        producers, ring = self.producers, 2 * self.slab.blocks
+        integers: dict[str, tuple[int, ...]] = {
+            "closed": (1,),
+            "epoch": (producers,),  # written by the producer: how often it has come and gone
+            "present": (producers,),
+            "grants": (producers, ring, 3),  # (block, epoch, version), written by the consumer
+            "granted": (producers,),
+            "accepted": (producers,),  # how many grants the producer has seen
+            "fulls": (producers, ring, 3),  # (block, incarnation, sequence), written by the producer
+            "committed": (producers,),
+            "collected": (producers,),  # how many commits the consumer has seen
+            "state": (self.slab.blocks,),
+            "owner": (self.slab.blocks,),  # producer a block was last granted to, and in which of its epochs
+            "owner_epoch": (self.slab.blocks,),
+        }
+        return Layout.of({name: (shape, "<i8") for name, shape in integers.items()})
+
+    def _map(self) -> None:
+        views = self._layout().views(self.segment)
+        self.closed, self.epoch, self.present = views["closed"], views["epoch"], views["present"]
+        self.grants, self.granted, self.accepted = views["grants"], views["granted"], views["accepted"]
+        self.fulls, self.committed, self.collected = views["fulls"], views["committed"], views["collected"]
+        self.state, self.owner, self.owner_epoch = views["state"], views["owner"], views["owner_epoch"]
+        self.ring = self.grants.shape[1]
+
+    def producer(self, index: int, incarnation: int) -> BoardProducer:
+        """See :class:`~srl.streams.protocols.SampleStream`."""
+        return BoardProducer(self, index, incarnation)
+
+    def consumer(self) -> BoardConsumer:
+        """See :class:`~srl.streams.protocols.SampleStream`."""
+        return BoardConsumer(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("producers", "slab", "consumer_bell", "bells", "segment")
+        return {name: getattr(self, name) for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map()
+
+
+class BoardProducer:
+    """One producer's end of a :class:`SampleBoard`."""
+
+    def __init__(self, board: SampleBoard, index: int, incarnation: int) -> None:
+        self.board, self.index, self.incarnation = board, index, incarnation
+        self.slab = board.slab
+        self._sequence = 0
+        self._open: set[int] = set()
+        board.accepted[index] = board.granted[index]
+        board.epoch[index] += 1
+        board.present[index] = 1
+        self._epoch = int(board.epoch[index])
+        board.consumer_bell.ring()
+
+    def acquire(self) -> Grant | None:
+        """See :class:`~srl.streams.protocols.SampleProducer`."""
+        board, me = self.board, self.index
+        if board.closed[0]:
+            raise StreamClosed("the consumer has closed the sample stream")
+        while board.accepted[me] < board.granted[me]:
+            block, epoch, version = board.grants[me, board.accepted[me] % board.ring].tolist()
+            board.accepted[me] += 1
+            if epoch == self._epoch:
+                self._open.add(block)
+                return Grant(block, version)
+        return None
+
+    def commit(self, block: int) -> None:
+        """See :class:`~srl.streams.protocols.SampleProducer`."""
+        board, me = self.board, self.index
+        if block not in self._open:
+            raise StreamError(f"block {block} was not granted to producer {me}")
+        self._open.remove(block)
+        board.fulls[me, board.committed[me] % board.ring] = (block, self.incarnation, self._sequence)
+        self._sequence += 1
+        board.committed[me] += 1
+        board.consumer_bell.ring()
+
+    def pollable(self) -> Any:
+        """See :class:`~srl.streams.protocols.SampleProducer`."""
+        return self.board.bells[self.index]
+
+    def close(self) -> None:
+        """See :class:`~srl.streams.protocols.SampleProducer`: a new epoch gives all blocks back."""
+        self.board.present[self.index] = 0
+        self.board.epoch[self.index] += 1
+        self.board.consumer_bell.ring()
+
+
+class BoardConsumer:
+    """The consumer's end of a :class:`SampleBoard`."""
+
+    def __init__(self, board: SampleBoard) -> None:
+        self.board, self.slab = board, board.slab
+        self.reclaimed = 0
+        self._ready: deque[Full] = deque()
+        board.closed[0] = 0
+        # What an earlier consumer held or had collected is not trained again: its outcome is unknown.
+        board.state[(board.state == HELD) | (board.state == FULL)] = FREE
+
+    def grant(self, count: int, version: int) -> int:
+        """See :class:`~srl.streams.protocols.SampleConsumer`; whoever fills fewest blocks (then: got fewest) is next."""
+        board = self.board
+        self._collect()
+        free = np.flatnonzero(board.state == FREE)[:count]
+        there = np.flatnonzero(board.present)
+        if not len(there) or not len(free):
+            return 0
+        filling = np.bincount(board.owner[board.state == GRANTED], minlength=board.producers)
+        woken = set()
+        for block in free.tolist():
+            producer = int(there[np.lexsort((board.granted[there], filling[there]))[0]])
+            filling[producer] += 1
+            epoch = int(board.epoch[producer])
+            board.owner[block], board.owner_epoch[block], board.state[block] = producer, epoch, GRANTED
+            entry = (block, epoch, version)
+            board.grants[producer, board.granted[producer] % board.ring] = entry
+            board.granted[producer] += 1
+            woken.add(board.bells[producer])
+        for bell in woken:
+            bell.ring()
+        return len(free)
+
+    def take(self, count: int) -> list[Full] | None:
+        """See :class:`~srl.streams.protocols.SampleConsumer`."""
+        self._collect()
+        if len(self._ready) < count:
+            return None
+        taken = [self._ready.popleft() for _ in range(count)]
+        self.board.state[[full.block for full in taken]] = HELD
+        return taken
+
+    def release(self, blocks: Sequence[Full]) -> None:
+        """See :class:`~srl.streams.protocols.SampleConsumer`."""
+        self.board.state[[full.block for full in blocks]] = FREE
+
+    def levels(self) -> tuple[int, int]:
+        """See :class:`~srl.streams.protocols.SampleConsumer`."""
+        self._collect()
+        return int(np.count_nonzero(self.board.state == GRANTED)), len(self._ready)
+
+    def pollable(self) -> Any:
+        """See :class:`~srl.streams.protocols.SampleConsumer`."""
+        return self.board.consumer_bell
+
+    def close(self) -> None:
+        """See :class:`~srl.streams.protocols.SampleConsumer`."""
+        self.board.closed[0] = 1
+        for bell in self.board.bells:
+            bell.ring()
+
+    def pending(self) -> list[int]:
+        """The full blocks that were not taken yet, oldest first."""
+        return [full.block for full in self._ready]
+
+    def put_back(self, contents: Sequence[Arrays]) -> None:
+        """Queue full blocks saved by an earlier run, before any of its producers writes."""
+        for sequence, fields in enumerate(contents):
+            block = int(np.flatnonzero(self.board.state == FREE)[0])
+            for name, value in fields.items():
+                self.slab.arrays[name][block] = value
+            self.board.state[block] = FULL
+            self._ready.append(Full(block, -1, 0, sequence))
+
+    def _collect(self) -> None:
+        """Take notice of commits, then of producers that started anew or left."""
+        board = self.board
+        epochs = board.epoch.copy()  # read before the commits, so that none of an old epoch is missed
+        for producer in np.flatnonzero(board.committed != board.collected).tolist():
+            for entry in range(board.collected[producer], board.committed[producer]):
+                block, incarnation, sequence = board.fulls[producer, entry % board.ring].tolist()
+                board.state[block] = FULL
+                self._ready.append(Full(block, producer, incarnation, sequence))
+                board.collected[producer] += 1
+        lost = (board.state == GRANTED) & (board.owner_epoch != epochs[board.owner])
+        if lost.any():
+            self.reclaimed += int(np.count_nonzero(lost))
+            board.state[lost] = FREE
