@@ -151,6 +151,10 @@ def wire(x: Experiment, plans: Sequence[Plan], run_dir: Path, resume: str | None
     shared, tcp = x.launcher != "inline", x.transport == "tcp"
     slots = x.actors.count * x.actors.ring
     threads = trainer_threads(x)
+    if tcp:
+        from srl.streams.tcp_inference import TcpInference
+        from srl.streams.tcp_parameters import TcpParameters
+        from srl.streams.tcp_samples import TcpSamples
     names = FileNames(run_dir / "names")
     bells = [bell for bell in [Doorbell() for _ in range(x.actors.count)] for _ in range(x.actors.ring)]
     routes: list[list[Route]] = [[] for _ in range(x.actors.count)]
@@ -162,14 +166,11 @@ def wire(x: Experiment, plans: Sequence[Plan], run_dir: Path, resume: str | None
         parameters: ParameterStream
         inference: InferenceStream
         if tcp:
-            from srl.streams import tcp as remote
-
-            port = x.port + place * (2 + x.policies.count) if x.port else 0
-            samples = remote.TcpSamples(f"samples/{plan.policy}", names, plan.block, plan.slab, slots, port)
-            parameters = remote.TcpParameters(f"parameters/{plan.policy}", names, port + 1 if port else 0)
-            inference = remote.TcpInference(
-                f"inference/{plan.policy}", names, plan.block, slots, x.policies.count, port + 2 if port else 0
-            )
+            port = [x.port + place * (2 + x.policies.count) + i if x.port else 0 for i in range(3)]
+            samples = TcpSamples(f"samples/{plan.policy}", names, plan.block, plan.slab, slots, port[0])
+            parameters = TcpParameters(f"parameters/{plan.policy}", names, port[1])
+            served_by = x.policies.count
+            inference = TcpInference(f"inference/{plan.policy}", names, plan.block, slots, served_by, port[2])
         else:
             board = SampleBoard(plan.block, plan.slab, bells, shared=shared)
             samples, parameters = board, ParameterBoard(shared=shared)

@@ -1,0 +1,143 @@
+"""The parameter stream between hosts: a reader says which version it has, and hears when there is a newer one.
+
+Weights arrive as the very bytes of the writer's board and go into a board on the reader's host. Nothing is sent to a
+reader that has the newest version, and a reader that was busy gets the newest one only, not those between.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from srl.core.errors import DecodeError
+from srl.core.memory import Doorbell
+from srl.core.specs import Arrays
+from srl.services.names import FileNames
+from srl.streams.frames import Header, decode, encode
+from srl.streams.parameters import BoardReader, BoardWriter, ParameterBoard
+from srl.streams.sockets import ServerLink, listen, receive
+
+MAX_BYTES = 2**33
+"""Largest set of weights a reader takes."""
+
+
+class TcpParameters:
+    """A parameter stream over TCP."""
+
+    def __init__(self, name: str, names: FileNames, port: int = 0) -> None:
+        self.name, self.names, self.port = name, names, port
+
+    def writer(self) -> TcpWriter:
+        """See :class:`~srl.streams.protocols.ParameterStream`."""
+        return TcpWriter(self)
+
+    def reader(self) -> TcpReader:
+        """See :class:`~srl.streams.protocols.ParameterStream`."""
+        return TcpReader(self)
+
+
+class TcpWriter(BoardWriter):
+    """The trainer's end: publishing costs one copy; a thread does the sending."""
+
+    def __init__(self, stream: TcpParameters) -> None:
+        super().__init__(ParameterBoard(shared=False))
+        self._socket = listen(stream.names, stream.name, stream.port, 1024)
+        self._bell = Doorbell()
+        self._waiting: dict[bytes, int] = {}
+        self._snapshot: tuple[int, bytes] = (-1, b"")
+        self.rejected = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="parameters", daemon=True)
+        self._thread.start()
+
+    def publish(self, arrays: Arrays, version: int) -> None:
+        """See :class:`~srl.streams.protocols.ParameterWriter`."""
+        super().publish(arrays, version)
+        self._bell.ring()
+
+    def close(self) -> None:
+        """See :class:`~srl.streams.protocols.ParameterWriter`."""
+        self._closing.set()
+        self._bell.ring()
+        self._thread.join(timeout=5)
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._bell.fileno(), zmq.POLLIN)
+        while not self._closing.is_set():
+            poller.poll(200)
+            self._bell.clear()
+            for frames in receive(self._socket):
+                try:
+                    header, _ = decode(frames[1:])
+                    if header.kind != "have":
+                        raise DecodeError(f"a reader does not send {header.kind!r}")
+                    self._waiting[bytes(frames[0])] = header.version
+                except DecodeError:
+                    self.rejected += 1
+            self._answer()
+        self._socket.close()
+
+    def _answer(self) -> None:
+        behind = [identity for identity, have in self._waiting.items() if have < self.version]
+        if not behind:
+            return
+        version, whole = self._copy()
+        shape = int(self.board.shape[0])
+        for identity in behind:
+            del self._waiting[identity]
+            message = encode(Header("parameters", number=shape, version=version))
+            try:
+                self._socket.send_multipart([identity, *message, whole], zmq.NOBLOCK, copy=False)
+            except zmq.ZMQError:  # it is away; it will ask again
+                continue
+
+    def _copy(self) -> tuple[int, bytes]:
+        """The newest version, whole."""
+        while self._snapshot[0] < self.version:
+            version = self.version
+            whole = self.board.half(version, int(self.board.nbytes[0])).tobytes()
+            if self.board.begun[0] <= version + 1:
+                self._snapshot = version, whole
+        return self._snapshot
+
+
+class TcpReader(BoardReader):
+    """A reader's end: a board of its own that the network fills."""
+
+    def __init__(self, stream: TcpParameters) -> None:
+        super().__init__(ParameterBoard(shared=False))
+        self._into = BoardWriter(self.board)
+        self._link = ServerLink(stream.names, stream.name, MAX_BYTES)
+
+    def newest(self) -> int:
+        """See :class:`~srl.streams.protocols.ParameterReader`."""
+        for header, frames in self._link.receive():
+            if header.kind != "parameters" or len(frames) != 1:
+                self._link.rejected += 1
+            elif header.version > super().newest():
+                self._into.publish_bytes(frames[0], header.number, header.version)
+                self._ask()
+        if self._link.silent():
+            self._ask()
+        return super().newest()
+
+    def read(self, like: Arrays, load: Callable[[Arrays], None]) -> int:
+        """See :class:`~srl.streams.protocols.ParameterReader`."""
+        self.newest()
+        return super().read(like, load)
+
+    def pollable(self) -> Any:
+        """See :class:`~srl.streams.protocols.ParameterReader`."""
+        return self._link.socket
+
+    def close(self) -> None:
+        """See :class:`~srl.streams.protocols.ParameterReader`."""
+        self._link.close()
+
+    def _ask(self) -> None:
+        self._link.send(Header("have", version=super().newest()))
