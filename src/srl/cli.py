@@ -21,7 +21,6 @@ from rich.table import Table
 from srl.core.errors import CheckpointError, ConfigError, SrlError, UnknownName
 
 T = TypeVar("T")
-Positional = tyro.conf.Positional
 
 
 def main() -> None:
@@ -82,7 +81,8 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
     given: Any = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(kind, args=list(arguments), prog=f"srl {command}", **given)
+            found: T = tyro.cli(kind, args=list(arguments), prog=f"srl {command}", **given)
+            return found
     except SystemExit as error:
         if not error.code:
             raise
@@ -109,7 +109,7 @@ def _one_line(box: str) -> str:
 class TrainOptions:
     """What to train, where, and how long."""
 
-    recipe: Annotated[Positional[str | None], tyro.conf.arg(metavar="[RECIPE]")] = None
+    recipe: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[RECIPE]")] = None
     """A recipe (see srl recipes), unless --env is given."""
     env: str | None = None
     """A Gymnasium id; module:id imports the module first."""
@@ -221,7 +221,7 @@ def _finish(go: Callable[[], Any], quiet: bool) -> int:
 class ResumeOptions:
     """Go on with a run, from its last checkpoint or another one."""
 
-    run_dir: Positional[Path]
+    run_dir: tyro.conf.Positional[Path]
     """The run's folder."""
     steps: int | None = None
     """Agent steps to train on in all (default: as the run was declared)."""
@@ -244,7 +244,7 @@ def _resume(arguments: Sequence[str]) -> int:
 class EvalOptions:
     """Measure a saved policy: it plays with its likeliest actions."""
 
-    run_dir: Positional[Path]
+    run_dir: tyro.conf.Positional[Path]
     """The run's folder."""
     tag: str = "latest"
     """Which checkpoint: latest, best, or v followed by a version."""

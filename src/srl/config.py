@@ -75,12 +75,12 @@ def _algorithm(found: dict[str, Any]) -> Algorithm:
     given = dict(found)
     name = given.pop("name")
     if name in ALGORITHMS:
-        return _typed(given, ALGORITHMS[name], name)
+        return _typed(given, ALGORITHMS[name], name)  # type: ignore[no-any-return]
     module, _, kind = name.partition(":")
     if not kind:
         raise UnknownName("algorithm", name, ALGORITHMS)
     try:
-        return _typed(given, getattr(importlib.import_module(module), kind), name)
+        return _typed(given, getattr(importlib.import_module(module), kind), name)  # type: ignore[no-any-return]
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"the algorithm {name!r} of this run cannot be imported: {error}") from error
 

@@ -5,4 +5,6 @@ from __future__ import annotations
 from srl.algorithms.base import Algorithm
 from srl.algorithms.ppo import PPO
 
+__all__ = ["ALGORITHMS", "PPO", "Algorithm"]
+
 ALGORITHMS: dict[str, type[Algorithm]] = {kind.name: kind for kind in (PPO,)}

@@ -20,7 +20,6 @@ from srl.core.specs import Array, ArraySpec, Spaces
 from srl.core.worker import State
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from srl.policies.actor_critic import ActorCritic
@@ -175,7 +174,7 @@ class PPOLearner(Learner):
         done = 0
         for _ in range(config.epochs):
             order = index[torch.randperm(len(index), generator=self.generator)]
-            for rows in order.split(config.minibatch):
+            for rows in torch.split(order, config.minibatch):
                 if interrupted():
                     return None
                 obs, acted = gather(rows, names.observations), gather(rows, names.outputs)
@@ -242,9 +241,7 @@ class PPOLearner(Learner):
         self.generator.set_state(torch.from_numpy(state.arrays["generator"].copy()))
 
 
-def gae(
-    reward: Array, value: Array, terminated: Array, truncated: Array, gamma: float, lam: float
-) -> Array:
+def gae(reward: Array, value: Array, terminated: Array, truncated: Array, gamma: float, lam: float) -> Array:
     """Generalised advantage estimates for ``[T, rows]`` rewards and flags and ``[T + 1, rows]`` values.
 
     A terminated episode is worth nothing afterwards; a truncated one is bootstrapped from the value of its last

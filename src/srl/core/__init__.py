@@ -1,0 +1,1 @@
+"""The base of everything: specs, slabs, memory, the worker protocol, errors. No algorithm, no transport."""

@@ -9,9 +9,7 @@ blocks, with ``trained`` batches of ``batch`` blocks behind us, that is the ineq
 from __future__ import annotations
 
 
-def capacity(
-    *, max_staleness: int, trained: int, batch: int, accepted: int, running: int, max_running: int
-) -> int:
+def capacity(*, max_staleness: int, trained: int, batch: int, accepted: int, running: int, max_running: int) -> int:
     """How many more blocks may be started now.
 
     ``accepted`` blocks were ever handed over and not dropped (trained on, in training, or waiting), ``running`` ones

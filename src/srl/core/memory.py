@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ def _discard(fd: int, handle: str) -> None:
     os.close(fd)
     if not _ANONYMOUS:
         with contextlib.suppress(OSError):
-            os.unlink(handle)
+            Path(handle).unlink()
 
 
 class Doorbell:
@@ -123,7 +124,7 @@ class Doorbell:
             self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             self.handle = f"/proc/{os.getpid()}/fd/{self._read}"
         else:
-            self.handle = tempfile.mktemp(prefix="srl-bell-")
+            self.handle = str(Path(tempfile.mkdtemp(prefix="srl-bell-")) / "bell")
             os.mkfifo(self.handle, 0o600)
             self._open()
         weakref.finalize(self, _discard, self._read, self.handle)

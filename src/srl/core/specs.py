@@ -72,9 +72,7 @@ def spec_of(name: str, space: gymnasium.Space[Any]) -> dict[str, ArraySpec]:
     return found
 
 
-def leaves(
-    name: str, space: gymnasium.Space[Any]
-) -> list[tuple[str, gymnasium.Space[Any], Callable[[Any], Any]]]:
+def leaves(name: str, space: gymnasium.Space[Any]) -> list[tuple[str, gymnasium.Space[Any], Callable[[Any], Any]]]:
     """Every leaf of ``space`` as (path, leaf space, function that picks the leaf's value out of a sample)."""
     from gymnasium import spaces
 
@@ -85,8 +83,12 @@ def leaves(
         children = list(enumerate(space.spaces))
     else:
         return [(name, space, lambda value: value)]
-    found = []
+    found: list[tuple[str, gymnasium.Space[Any], Callable[[Any], Any]]] = []
     for key, child in children:
         for path, leaf, pick in leaves(f"{name}/{key}", child):
-            found.append((path, leaf, lambda value, key=key, pick=pick: pick(value[key])))
+            found.append((path, leaf, _picker(key, pick)))
     return found
+
+
+def _picker(key: Any, pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: pick(value[key])

@@ -1,0 +1,1 @@
+"""Launchers: what runs a graph."""

@@ -174,7 +174,7 @@ def _main_hidden(payload: bytes) -> Iterator[None]:
         yield
         return
     try:
-        main.__file__, main.__spec__ = None, None  # type: ignore[assignment]
+        main.__file__, main.__spec__ = None, None
         yield
     finally:
-        main.__file__, main.__spec__ = path, spec  # type: ignore[assignment]
+        main.__file__, main.__spec__ = path, spec

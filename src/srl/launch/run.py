@@ -57,7 +57,7 @@ class Evaluation:
     tag: str
 
     def as_json(self) -> str:
-        """This, as one line of JSON."""
+        """One line of JSON."""
         return json.dumps(asdict(self))
 
 
@@ -109,9 +109,7 @@ def run(
     draw_curve(run_dir, title(x))
     values = monitor.row.values
     interrupted = ending() is not None
-    return Result(
-        run_dir, int(values["steps"]), time.monotonic() - begin, interrupted, values.get("return_mean")
-    )
+    return Result(run_dir, int(values["steps"]), time.monotonic() - begin, interrupted, values.get("return_mean"))
 
 
 def resume(
@@ -228,7 +226,9 @@ def _new_folder(x: Experiment) -> Path:
 
 def _refuse_used(run_dir: Path) -> None:
     if (run_dir / config.CONFIG).exists():
-        raise ConfigError(f"{run_dir} holds another run; go on with it by `srl resume {run_dir}` or choose another --out")
+        raise ConfigError(
+            f"{run_dir} holds another run; go on with it by `srl resume {run_dir}` or choose another --out"
+        )
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise ConfigError(f"{run_dir} is not an empty folder; choose another --out")
 
@@ -249,7 +249,9 @@ def _check_ports(x: Experiment, policies: int) -> None:
             try:
                 probe.bind(("127.0.0.1", port))
             except (OSError, OverflowError) as error:
-                raise ConfigError(f"TCP port {port} cannot be used ({error}); choose another port or 0 for any") from error
+                raise ConfigError(
+                    f"TCP port {port} cannot be used ({error}); choose another port or 0 for any"
+                ) from error
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""Monitoring: from workers' reports to rows, displays and files."""

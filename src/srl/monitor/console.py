@@ -71,7 +71,9 @@ class LiveDisplay:
         waits = [f"{text} [bold]{values[f'wait/{n}']:.0%}[/]" for n, text in WAITS.items() if f"wait/{n}" in values]
         parts: list[Any] = [self._progress, table]
         if waits:
-            parts.append("[dim]waits[/]  " + " · ".join(wait.split(" (")[0] + wait[wait.rfind(" [") :] for wait in waits))
+            parts.append(
+                "[dim]waits[/]  " + " · ".join(wait.split(" (")[0] + wait[wait.rfind(" [") :] for wait in waits)
+            )
         parts.append(f"[dim]bottleneck[/] [bold yellow]{bottleneck}[/]")
         return Panel(Group(*parts), title=self._title, border_style="cyan")
 
@@ -93,7 +95,8 @@ class PlainDisplay:
         left = (self._steps - values["steps"]) / rate if rate else float("nan")
         waits = " ".join(f"{name} {values[f'wait/{name}']:.0%}" for name in WAITS if f"wait/{name}" in values)
         text = (
-            f"{values['time']:6.0f}s  {values['steps']:>10,.0f}/{self._steps:,} steps  {rate:>7,.0f}/s  left {left:4.0f}s  "
+            f"{values['time']:6.0f}s  {values['steps']:>10,.0f}/{self._steps:,} steps  {rate:>7,.0f}/s  "
+            f"left {left:4.0f}s  "
             f"return {_number(values, 'return_mean', '{:.1f}')}  length {_number(values, 'length_mean', '{:.0f}')}  "
             f"staleness {_number(values, 'train/staleness', '{:.2f}')}  "
             f"blocks {_number(values, 'queue/filling', '{:.0f}')}+{_number(values, 'queue/full', '{:.0f}')}  "

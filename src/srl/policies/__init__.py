@@ -1,0 +1,1 @@
+"""Policies: networks, action distributions, and what runs them."""

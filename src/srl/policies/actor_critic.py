@@ -28,7 +28,7 @@ class ActorCritic(nn.Module):
     ) -> None:
         """``precision`` is that of the encoders; distributions and values are always computed in float32."""
         super().__init__()
-        self.bfloat16 = precision == "bfloat16" or (precision == "auto" and fast_bfloat16())
+        self.reduced = precision == "bfloat16" or (precision == "auto" and fast_bfloat16())
         spec = spaces.observation_spec()
         self.actor = Encoder(spec, hidden, activation, normalize=normalize_obs)
         self.critic: Encoder | None = None
@@ -41,7 +41,7 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
         """Parameters of the action distribution, and the (normalised) value ``[rows]``."""
-        with torch.autocast(self.value.weight.device.type, torch.bfloat16, enabled=self.bfloat16):
+        with torch.autocast(self.value.weight.device.type, torch.bfloat16, enabled=self.reduced):
             features = self.actor(obs)
             seen = features if self.critic is None else self.critic(obs)
         return self.action(features.float()), self.value(seen.float()).squeeze(-1)

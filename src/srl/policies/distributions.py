@@ -72,11 +72,11 @@ class Gaussian(nn.Module):
         """Random actions."""
         mean, log_std = params.chunk(2, -1)
         noise = torch.empty_like(mean).normal_(generator=generator)
-        return (mean + log_std.exp() * noise).unflatten(-1, self.shape)
+        return (mean + log_std.exp() * noise).reshape(-1, *self.shape)
 
     def mode(self, params: Tensor) -> Tensor:
         """The likeliest actions."""
-        return params.chunk(2, -1)[0].unflatten(-1, self.shape)
+        return params.chunk(2, -1)[0].reshape(-1, *self.shape)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         """Log-density of ``action``, ``[rows]``."""

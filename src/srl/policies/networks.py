@@ -76,7 +76,7 @@ class NatureCNN(nn.Module):
         )
         with torch.no_grad():
             flat = self.convolutions(torch.zeros(1, *shape)).shape[1]
-        self.convolutions.to(memory_format=torch.channels_last)
+        self.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dense = nn.Sequential(_orthogonal(nn.Linear(flat, features)), nn.ReLU())
         self.out_features = features
 

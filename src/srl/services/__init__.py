@@ -1,0 +1,1 @@
+"""Services: names and checkpoints."""

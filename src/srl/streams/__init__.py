@@ -1,0 +1,1 @@
+"""Streams: what joins workers, over several transports."""

@@ -144,7 +144,7 @@ class BoardConsumer:
         board.state[(board.state == HELD) | (board.state == FULL)] = FREE
 
     def grant(self, count: int, version: int) -> int:
-        """See :class:`~srl.streams.protocols.SampleConsumer`; whoever fills fewest blocks (then: got fewest) is next."""
+        """See :class:`~srl.streams.protocols.SampleConsumer`; next is who fills fewest blocks, then who got fewest."""
         board = self.board
         self._collect()
         free = np.flatnonzero(board.state == FREE)[:count]

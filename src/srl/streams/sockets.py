@@ -23,7 +23,7 @@ SILENCE = 1.0
 
 def listen(names: FileNames, name: str, port: int, max_bytes: int) -> zmq.Socket[bytes]:
     """A server socket, entered in the name service. Frames above ``max_bytes`` cut the peer's connection."""
-    socket = zmq.Context.instance().socket(zmq.ROUTER)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, max(max_bytes, 1024))
     socket.setsockopt(zmq.ROUTER_MANDATORY, 0)

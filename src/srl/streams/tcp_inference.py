@@ -24,9 +24,7 @@ from srl.streams.sockets import ServerLink, listen, receive
 class TcpInference:
     """An inference stream for ``clients`` client slots and ``servers`` policy workers."""
 
-    def __init__(
-        self, name: str, names: FileNames, spec: BlockSpec, clients: int, servers: int, port: int = 0
-    ) -> None:
+    def __init__(self, name: str, names: FileNames, spec: BlockSpec, clients: int, servers: int, port: int = 0) -> None:
         self.name, self.names, self.clients, self.servers, self.port = name, names, clients, servers, port
         self.spec = BlockSpec(spec.fields, 0, spec.rows)
         self.inputs, self.outputs = spec.observations, (*spec.outputs,)

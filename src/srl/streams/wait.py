@@ -24,7 +24,7 @@ def wait(pollables: Sequence[Any], timeout: float) -> bool:
         poller = zmq.Poller()
         for pollable in [*bells, *sockets]:
             poller.register(pollable, zmq.POLLIN)
-        ready = {key for key, _ in poller.poll(timeout * 1000)}
+        ready = {key for key, _ in poller.poll(int(timeout * 1000) or 1)}
     else:
         plain = select.poll()
         for fd in bells:

@@ -1,0 +1,1 @@
+"""Workers: the nodes of the graph, one file each."""

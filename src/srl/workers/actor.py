@@ -123,7 +123,8 @@ class Slot:
         return sum(group.count(view) for group, view in zip(self.groups, views, strict=True))
 
     def _begin(self) -> bool:
-        if not all([group.acquire() for group in self.groups]):  # a list: every group asks, not the first only
+        missing = [group for group in self.groups if not group.acquire()]
+        if missing:
             return False
         self.step = 0
         for group in self.groups:
