@@ -50,17 +50,18 @@ class Gym(EnvConfig):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # deprecation notes of ids belong to the id's author
-                env = gymnasium.make_vec(name, num_envs=copies, **kwargs)
-                if env.metadata.get("autoreset_mode") is not AutoresetMode.NEXT_STEP:
+                if gymnasium.spec(name).vector_entry_point is not None:
+                    env: VectorEnv[Any, Any, Any] = gymnasium.make_vec(name, num_envs=copies, **kwargs)
+                    if env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP:
+                        return env
                     env.close()
-                    env = _in_turn(lambda: gymnasium.make(name, **kwargs), copies)
+                return _in_turn(lambda: gymnasium.make(name, disable_env_checker=True, **kwargs), copies)
         except gymnasium.error.DependencyNotInstalled as error:
             raise ConfigError(f"environment {name!r} needs a package that is missing: {error}") from error
         except (gymnasium.error.UnregisteredEnv, ModuleNotFoundError) as error:
             raise _explain(name, error) from error
         except TypeError as error:
             raise ConfigError(f"environment {name!r} refused its arguments {kwargs}: {error}") from error
-        return env
 
 
 def gym(id: str | Callable[..., gymnasium.Env[Any, Any]], **kwargs: Any) -> Gym:

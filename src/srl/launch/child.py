@@ -93,13 +93,12 @@ def worker_main(payload: bytes, pipe: Connection, log: str, incarnation: int, re
     faulthandler.enable()
     link.start()
     code = 0
-    worker: Worker | None = None
+    started: Worker | None = None
     try:
-        worker = pickle.loads(payload).build()  # bytes the controller made for its own child, over no socket
-        assert worker is not None
+        worker: Worker = pickle.loads(payload).build()  # bytes the controller made for its own child, over no socket
         worker.ending, worker.incarnation, worker.restarted = link.ending, incarnation, restarted
         worker.start()
-        link.worker = worker
+        link.worker = started = worker
         link.report("ready")
         _work(worker, link)
         worker.stop()
@@ -112,8 +111,8 @@ def worker_main(payload: bytes, pipe: Connection, log: str, incarnation: int, re
         link.send(state="failed", cause=cause, final=known)
     finally:
         link.close()
-        if worker is not None:
-            _close(worker)
+        if started is not None:
+            _close(started)
     sys.stderr.flush()
     os._exit(code)  # no waiting for threads of libraries
 

@@ -26,12 +26,14 @@ def run_inline(nodes: Sequence[Node], feed: Feed, ending: Callable[[], float | N
             whole.put(worker.name, state)
         return whole
 
+    started: list[Worker] = []
     try:
         for worker in reversed(workers):  # trainers publish before actors ask
             worker.ending, worker.incarnation = ending, incarnation
             if isinstance(worker, TrainerWorker):
                 worker.peers = peers
             worker.start()
+            started.append(worker)
         _restore(workers, trainers)
         reported = 0.0
         while ending() is None:
@@ -46,7 +48,7 @@ def run_inline(nodes: Sequence[Node], feed: Feed, ending: Callable[[], float | N
             worker.stop()
             feed(worker)
     finally:
-        for worker in workers:
+        for worker in started:
             worker.close()
 
 

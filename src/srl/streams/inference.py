@@ -73,6 +73,10 @@ class BoardClient:
         """See :class:`~srl.streams.protocols.InferenceClient`."""
         return bool(self.board.answered[self.index] == self.board.asked[self.index])
 
+    def waiting(self) -> bool:
+        """See :class:`~srl.streams.protocols.InferenceClient`."""
+        return not self.ready()
+
     def pollable(self) -> Any:
         """See :class:`~srl.streams.protocols.InferenceClient`."""
         return self.board.bells[self.index]
@@ -141,6 +145,10 @@ class LocalInference:
         self.slab.steps["version"][step] = used
         self._pending = None
         return True
+
+    def waiting(self) -> bool:
+        """See :class:`~srl.streams.protocols.InferenceClient`."""
+        return self._pending is not None
 
     def pollable(self) -> Any:
         """See :class:`~srl.streams.protocols.InferenceClient`."""

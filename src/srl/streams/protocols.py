@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 from srl.core.slab import Slab
 from srl.core.specs import Array, Arrays
+from srl.core.worker import State
 
 
 class Grant(NamedTuple):
@@ -74,6 +75,12 @@ class SampleConsumer(Protocol):
     def release(self, blocks: Sequence[Full]) -> None:
         """These blocks may be written again."""
 
+    def state(self) -> State:
+        """What an exact resume needs: full blocks that wait, and how much was granted to whom."""
+
+    def load_state(self, state: State, version: int) -> None:
+        """Go on where ``state`` was taken, before anything is granted."""
+
     def levels(self) -> tuple[int, int]:
         """(blocks being filled, full blocks waiting)."""
 
@@ -91,7 +98,10 @@ class InferenceClient(Protocol):
         """Ask for actions for one (block, step) of the slab from a policy of at least ``version``."""
 
     def ready(self) -> bool:
-        """True once the outputs of the last request are in the slab."""
+        """True once the outputs of the last request are in the slab; may do the work that takes."""
+
+    def waiting(self) -> bool:
+        """True while a request is open. Does nothing else, unlike :meth:`ready`."""
 
     def pollable(self) -> Any:
         """Readable when :meth:`ready` may have changed; None if submit answers at once."""

@@ -22,7 +22,7 @@ import numpy as np
 from srl.core.errors import StreamClosed, StreamError
 from srl.core.memory import Doorbell, Segment
 from srl.core.slab import BlockSpec, Layout, Slab
-from srl.core.specs import Arrays
+from srl.core.worker import State
 from srl.streams.protocols import Full, Grant
 
 FREE, GRANTED, FULL, HELD = range(4)
@@ -156,11 +156,7 @@ class BoardConsumer:
         for block in free.tolist():
             producer = int(there[np.lexsort((board.granted[there], filling[there]))[0]])
             filling[producer] += 1
-            epoch = int(board.epoch[producer])
-            board.owner[block], board.owner_epoch[block], board.state[block] = producer, epoch, GRANTED
-            entry = (block, epoch, version)
-            board.grants[producer, board.granted[producer] % board.ring] = entry
-            board.granted[producer] += 1
+            self._give(block, producer, version)
             woken.add(board.bells[producer])
         for bell in woken:
             bell.ring()
@@ -194,18 +190,35 @@ class BoardConsumer:
         for bell in self.board.bells:
             bell.ring()
 
-    def pending(self) -> list[int]:
-        """The full blocks that were not taken yet, oldest first."""
-        return [full.block for full in self._ready]
+    def state(self) -> State:
+        """The full blocks that wait, and who was granted how much: what an exact resume needs."""
+        filling = np.bincount(self.board.owner[self.board.state == GRANTED], minlength=self.board.producers)
+        whole = State({"granted": self.board.granted.copy(), "filling": filling})
+        for place, full in enumerate(self._ready):
+            content = {name: array.copy() for name, array in self.slab.block(full.block).items()}
+            whole.put(f"full/{place}", State(content))
+        return whole
 
-    def put_back(self, contents: Sequence[Arrays]) -> None:
-        """Queue full blocks saved by an earlier run, before any of its producers writes."""
-        for sequence, fields in enumerate(contents):
-            block = int(np.flatnonzero(self.board.state == FREE)[0])
-            for name, value in fields.items():
-                self.slab.arrays[name][block] = value
-            self.board.state[block] = FULL
-            self._ready.append(Full(block, -1, 0, sequence))
+    def load_state(self, state: State, version: int) -> None:
+        """Go on where ``state`` was taken: all producers are there and nothing has been granted yet."""
+        board = self.board
+        waiting = state.under("full")
+        for place in range(len({name.split("/")[0] for name in waiting.arrays})):
+            for name, value in waiting.under(str(place)).arrays.items():
+                self.slab.arrays[name][place] = value
+            board.state[place] = FULL
+            self._ready.append(Full(place, -1, 0, place))
+        filling = state.arrays["filling"]
+        board.granted[:] = board.accepted[:] = state.arrays["granted"] - filling
+        free = iter(np.flatnonzero(board.state == FREE).tolist())
+        for producer in np.repeat(np.arange(board.producers), filling).tolist():
+            self._give(next(free), producer, version)
+
+    def _give(self, block: int, producer: int, version: int) -> None:
+        board, epoch = self.board, int(self.board.epoch[producer])
+        board.owner[block], board.owner_epoch[block], board.state[block] = producer, epoch, GRANTED
+        board.grants[producer, board.granted[producer] % board.ring] = (block, epoch, version)
+        board.granted[producer] += 1
 
     def _collect(self) -> None:
         """Take notice of commits, then of producers that started anew or left."""

@@ -81,6 +81,10 @@ class TcpClient:
             self._ask()
         return self._answered == self._asked
 
+    def waiting(self) -> bool:
+        """See :class:`~srl.streams.protocols.InferenceClient`."""
+        return self._answered < self._asked
+
     def pollable(self) -> Any:
         """See :class:`~srl.streams.protocols.InferenceClient`."""
         return self._link.socket

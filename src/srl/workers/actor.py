@@ -42,8 +42,9 @@ class Group:
         self.block: Arrays = {}
         #: the observation a new block starts with
         self.first = {name: np.zeros_like(samples.slab.arrays[name][0, 0]) for name in self.spec.observations}
-        #: the beginning of a block saved by an earlier run
+        #: the beginning of a block saved by an earlier run, and whether its last step still lacks an action
         self.saved: Arrays = {}
+        self.saved_waiting = False
         self.returns: Array = np.zeros(self.spec.rows)
         self.lengths: Array = np.zeros(self.spec.rows, np.int64)
 
@@ -133,8 +134,8 @@ class Slot:
             for name, part in group.saved.items():
                 group.block[name][: len(part)] = part
                 self.step = len(part) - 1
-            if not group.saved:
-                group.ask(0)
+            if not group.saved or group.saved_waiting:
+                group.ask(self.step)
             group.saved = {}
         return True
 
@@ -204,6 +205,7 @@ class ActorWorker(Worker):
                 part.put("first", State({name: kept.copy() for name, kept in group.first.items()}))
                 built = {name: field[: slot.step + 1].copy() for name, field in group.block.items() if slot.step >= 0}
                 part.put("block", State(built))
+                part.values["waiting"] = group.client.waiting()
                 whole.put(f"{place}/{group.policy}", part)
         for route in self.routes:
             saved = getattr(route.inference, "state", None)
@@ -220,7 +222,7 @@ class ActorWorker(Worker):
                 group.returns[:], group.lengths[:] = part.arrays["returns"], part.arrays["lengths"]
                 for name, kept in part.under("first").arrays.items():
                     group.first[name][...] = kept
-                group.saved = part.under("block").arrays
+                group.saved, group.saved_waiting = part.under("block").arrays, part.values["waiting"]
         for route in self.routes:
             part = state.under(f"inference/{route.policy}")
             if part.arrays:

@@ -189,17 +189,12 @@ class TrainerWorker(Worker):
         self.restored = whole
 
     def state(self) -> State:
-        """See :class:`Worker`: the full blocks that wait; all else is in the checkpoint itself."""
-        pending = self.consumer.pending()  # type: ignore[attr-defined]
-        return State({f"{i}/{n}": a for i, block in enumerate(pending) for n, a in self._copy(block).items()})
-
-    def _copy(self, block: int) -> dict[str, Any]:
-        return {name: array.copy() for name, array in self.consumer.slab.block(block).items()}
+        """See :class:`Worker`: the sample stream's state; all else is in the checkpoint itself."""
+        return self.consumer.state()
 
     def load_state(self, state: State) -> None:
         """See :class:`Worker`."""
-        count = len({name.split("/")[0] for name in state.arrays})
-        self.consumer.put_back([state.under(str(i)).arrays for i in range(count)])  # type: ignore[attr-defined]
+        self.consumer.load_state(state, self.version)
 
     def stop(self) -> None:
         """See :class:`Worker`."""
