@@ -91,16 +91,17 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
 
 def _one_line(box: str) -> str:
     """The message in one of tyro's boxes, and the option it suggests."""
-    inner = [line.strip("│╭╮╰╯ ") for line in box.splitlines()]
     sections: list[list[str]] = [[]]
-    for line in inner[1:-1]:
-        if line and set(line) <= {"─"}:
+    for line in box.splitlines()[1:]:  # the first line is the box's upper edge with a heading
+        words = line.strip("│|╭╮╰╯+ ")
+        if set(words) <= set("─-"):
             sections.append([])
         else:
-            sections[-1].append(line)
-    text = " ".join(sections[0])
-    for section in sections[1:]:
-        if section and section[0].startswith("Perhaps you meant") and len(section) > 1:
+            sections[-1].append(words)
+    found = [section for section in sections if section]
+    text = " ".join(found[0]) if found else "the command line cannot be understood"
+    for section in found[1:]:
+        if section[0].startswith("Perhaps you meant") and len(section) > 1:
             text += f"; did you mean {section[1].split()[0]}?"
     return text
 
@@ -203,8 +204,8 @@ def _finish(go: Callable[[], Any], quiet: bool) -> int:
     if result.interrupted:
         out.print(f"interrupted at {result.steps:,} steps, saved; go on with: srl resume {result.run_dir}")
         return 130
-    rate = result.seconds and result.steps / result.seconds
-    out.print(f"trained on {result.steps:,} steps in {result.seconds:.0f} s ({rate:,.0f} steps/s)")
+    rate = result.trained / max(result.seconds, 1e-9)
+    out.print(f"trained on {result.trained:,} steps in {result.seconds:.0f} s ({rate:,.0f} steps/s)")
     if not quiet:
         out.print(f"evaluating {EVAL_EPISODES} episodes …")
     found = evaluate(result.run_dir)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -32,8 +33,9 @@ _GRACE = 4.0
 class Link:
     """The worker's side of the pipe to the controller."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self.pipe = pipe
+    def __init__(self, pipe: Connection, litter: str) -> None:
+        """``litter`` is a folder the controller removes when it ends; we do if it is killed."""
+        self.pipe, self.litter = pipe, litter
         self.ending_since: float | None = None
         self._done = threading.Event()
         self._lock = threading.Lock()
@@ -80,14 +82,17 @@ class Link:
                 self.report("running")
         except (EOFError, OSError):
             self.end()
+            shutil.rmtree(self.litter, ignore_errors=True)
             if not self._done.wait(_GRACE):
                 os._exit(1)
 
 
-def worker_main(payload: bytes, pipe: Connection, log: str, incarnation: int, restarted: bool) -> None:
+def worker_main(
+    payload: bytes, pipe: Connection, log: str, litter: str, incarnation: int, restarted: bool
+) -> None:
     """Run the worker that ``payload`` describes until it is told to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the controller decides
-    link = Link(pipe)
+    link = Link(pipe, litter)
     signal.signal(signal.SIGTERM, lambda *_: link.end())
     _redirect(log)
     faulthandler.enable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.util
 import pickle
 import signal
 import sys
@@ -60,6 +61,7 @@ class LocalLauncher:
     def run(self, ending: Callable[[], float | None]) -> None:
         """Keep the graph running until its trainers are done or the run is ending."""
         self.logs.mkdir(parents=True, exist_ok=True)
+        self.context.set_forkserver_preload(_PRELOAD)
         try:
             for node in reversed(self.nodes):
                 self._start(node, 0)
@@ -76,7 +78,8 @@ class LocalLauncher:
     def _start(self, node: Node, starts: int) -> None:
         ours, theirs = self.context.Pipe()
         log = str(self.logs / f"{node.name}.log")
-        arguments = (pickle.dumps(node), theirs, log, self.incarnation + starts, starts > 0)
+        litter = multiprocessing.util.get_temp_dir()  # where the fork server has its socket
+        arguments = (pickle.dumps(node), theirs, log, litter, self.incarnation + starts, starts > 0)
         process = self.context.Process(target=worker_main, args=arguments, name=node.name, daemon=True)
         with _interrupts_blocked(), _main_hidden(arguments[0]):
             process.start()
@@ -140,16 +143,6 @@ class LocalLauncher:
         for child in self.children.values():
             child.process.join(timeout=5)
             child.pipe.close()
-
-
-def preload() -> None:
-    """Start the process that workers are forked from, so that it imports while this one goes on."""
-    from multiprocessing import forkserver
-
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
-    with _interrupts_blocked():
-        forkserver.ensure_running()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -37,6 +38,9 @@ class Result:
 
     run_dir: Path
     steps: int
+    """Agent steps trained on, in all."""
+    trained: int
+    """Agent steps trained on by this call."""
     seconds: float
     interrupted: bool
     return_mean: float | None
@@ -67,29 +71,33 @@ def run(
     *,
     resume_from: str | None = None,
     display: Callable[[str, int], Sink] | None = None,
+    seconds: float = float("inf"),
 ) -> Result:
-    """Run ``x`` in the folder ``out`` (made up if None). ``display`` makes a sink that shows progress."""
-    if x.launcher == "local":
-        from srl.launch.local import preload
+    """Run ``x`` in the folder ``out`` (made up if None), for ``seconds`` at most.
 
-        preload()
+    ``display`` makes a sink that shows progress, from a title and the number of steps.
+    """
     plans = check(x)
     run_dir = Path(out) if out is not None else _new_folder(x)
-    if resume_from is None:
-        _refuse_used(run_dir)
-    version = _resume_version(run_dir, plans, resume_from)
+    version, first = _starting_point(x, run_dir, plans, resume_from)
     if x.transport == "tcp" and x.port:
         _check_ports(x, len(plans))
     config.save(x, run_dir)
     before = read_metrics(run_dir)
     elapsed = before[-1]["time"] if before else 0.0
-    with _signals() as ending:
+    with _signals() as signalled:
+        deadline = time.monotonic() + seconds
+
+        def ending() -> float | None:
+            return signalled() or (deadline if time.monotonic() > deadline else None)
+
         sinks: list[Sink] = [JsonLines(run_dir), TensorBoard(run_dir)]
         if display is not None:
             sinks.append(display(f"{title(x)}  →  {run_dir}", x.steps))
         monitor = Monitor(sinks, elapsed=elapsed)
         best = BestTag(run_dir, plans, monitor)
         begin = time.monotonic()
+        shutil.rmtree(run_dir / "names", ignore_errors=True)  # of a run that was killed
         nodes = wire(x, plans, run_dir, resume_from)
         try:
             if x.launcher == "inline":
@@ -106,10 +114,12 @@ def run(
         finally:
             monitor.tick(force=True)
             monitor.close()
+            shutil.rmtree(run_dir / "names", ignore_errors=True)
     draw_curve(run_dir, title(x))
     values = monitor.row.values
-    interrupted = ending() is not None
-    return Result(run_dir, int(values["steps"]), time.monotonic() - begin, interrupted, values.get("return_mean"))
+    interrupted = signalled() is not None
+    steps = int(values["steps"])
+    return Result(run_dir, steps, steps - first, time.monotonic() - begin, interrupted, values.get("return_mean"))
 
 
 def resume(
@@ -233,11 +243,16 @@ def _refuse_used(run_dir: Path) -> None:
         raise ConfigError(f"{run_dir} is not an empty folder; choose another --out")
 
 
-def _resume_version(run_dir: Path, plans: list[Plan], tag: str | None) -> int:
-    """The version a resumed run goes on from, after checking that its checkpoints are whole."""
+def _starting_point(x: Experiment, run_dir: Path, plans: list[Plan], tag: str | None) -> tuple[int, int]:
+    """Version and steps the run starts from, after checking that the folder is new or its checkpoints are whole."""
     if tag is None:
-        return 0
-    return max(int(checkpoint_store(run_dir, plan).load(tag).values["version"]) for plan in plans)
+        _refuse_used(run_dir)
+        return 0, 0
+    found = [checkpoint_store(run_dir, plan).load(tag).values for plan in plans]
+    steps = min(values["steps"] for values in found)
+    if steps >= x.steps:
+        raise ConfigError(f"{run_dir} is complete: it was trained on {steps:,} steps; give more --steps to go on")
+    return max(values["version"] for values in found), steps
 
 
 def _check_ports(x: Experiment, policies: int) -> None:

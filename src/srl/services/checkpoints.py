@@ -49,7 +49,9 @@ class CheckpointStore:
         partial = self.folder / f".partial-{target.name}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        save_file({name: np.require(array, requirements="C") for name, array in state.arrays.items()}, partial / _ARRAYS)
+        save_file(
+            {name: np.require(array, requirements="C") for name, array in state.arrays.items()}, partial / _ARRAYS
+        )
         _sync(partial / _ARRAYS)
         manifest = {
             "format": FORMAT,

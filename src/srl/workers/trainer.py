@@ -95,6 +95,7 @@ class TrainerWorker(Worker):
         self.before = self.learner.state()
         self._saved = self.version if resume is not None else -1
         self._saved_at = time.monotonic()
+        self.metrics.counters.update(steps=self.steps, updates=self.updates)
         self.source = BatchSource(self.consumer, self.learner, self.plan.batch, self._stale, self.metrics)
         if self.plan.prefetch:
             self.source.start()

@@ -1,0 +1,42 @@
+# make train   create the environment, install, train CartPole with a live display
+# make test    lint, types, tests
+VENV ?= .venv
+PYTHON ?= python3
+SRL := $(VENV)/bin/srl
+RUN := runs/cartpole-$(shell date +%Y%m%d-%H%M%S)
+
+.PHONY: train test lint bench learn install clean
+.DEFAULT_GOAL := train
+
+train: $(VENV)/.installed
+	$(SRL) train cartpole --out $(RUN)
+
+test: lint
+	$(VENV)/bin/pytest
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check src tests examples benchmarks
+	$(VENV)/bin/ruff format --check src tests examples benchmarks
+	$(VENV)/bin/mypy
+
+bench: $(VENV)/.installed-dev
+	$(SRL) bench cartpole halfcheetah pong pong-4 --json benchmarks/results/throughput.json
+
+learn: $(VENV)/.installed-dev
+	$(VENV)/bin/python benchmarks/learn.py
+
+install: $(VENV)/.installed-dev
+
+$(VENV)/bin/pip:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/pip pyproject.toml
+	$(VENV)/bin/pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/bin/pip pyproject.toml
+	$(VENV)/bin/pip install --quiet --editable '.[atari,mujoco,multiagent,dev]'
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
