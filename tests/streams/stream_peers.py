@@ -216,7 +216,9 @@ WEIGHTS = {
 
 def weights(number, shapes=WEIGHTS):
     """Parameters that are all ``number``."""
-    return {name: np.full(shape, number % (2 if dtype == "|b1" else 100), dtype) for name, (shape, dtype) in shapes.items()}
+    return {
+        name: np.full(shape, number % (2 if dtype == "|b1" else 100), dtype) for name, (shape, dtype) in shapes.items()
+    }
 
 
 class Writer(End):
@@ -257,6 +259,39 @@ class Reader(End):
         for name, value in weights(version, self.shapes).items():
             np.testing.assert_array_equal(seen[name], value, err_msg=f"{name} of version {version}", strict=True)
         return version
+
+
+class Holder:
+    """Does things to memory, in another process."""
+
+    def __init__(self, thing):
+        self.thing = thing
+
+    def read(self, offset, count):
+        return self.thing.array(offset, (count,), "<i8").tolist()
+
+    def write(self, offset, values):
+        self.thing.array(offset, (len(values),), "<i8")[:] = values
+
+    def grow(self, nbytes):
+        self.thing.resize(nbytes)
+
+    def ring(self, count=1):
+        for _ in range(count):
+            self.thing.ring()
+
+    def rung(self, timeout):
+        return self.thing.wait(timeout)
+
+    def block(self, index):
+        return number_of(self.thing, index)
+
+    def fill(self, index, number):
+        write(self.thing, index, number)
+
+    def waited(self, timeout):
+        begin = time.monotonic()
+        return wait([self.thing], timeout), time.monotonic() - begin
 
 
 def hold(pipe):

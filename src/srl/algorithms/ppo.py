@@ -139,15 +139,11 @@ class PPOLearner(Learner):
 
     def prepare(self, batch: Batch) -> Prepared:
         """See :class:`Learner`."""
-        value, valid = batch.small("value"), batch.small("valid")[:-1]
-        advantage = gae(
-            batch.small("reward")[:-1],
-            value,
-            batch.small("terminated")[:-1],
-            batch.small("truncated")[:-1],
-            self.config.gamma,
-            self.config.lam,
+        value = batch.small("value")
+        reward, terminated, truncated, valid = (
+            batch.small(name)[:-1] for name in ("reward", "terminated", "truncated", "valid")
         )
+        advantage = gae(reward, value, terminated, truncated, self.config.gamma, self.config.lam)
         old, advantage = value[:-1].reshape(-1), advantage.reshape(-1)
         return Prepared(batch, np.flatnonzero(valid), advantage, advantage + old, old)
 
@@ -170,8 +166,7 @@ class PPOLearner(Learner):
             where = positions.index_select(0, rows)
             return {name: slab[name].index_select(0, where).to(self.device) for name in fields}
 
-        sums: dict[str, float] = {}
-        done = 0
+        sums, done = dict[str, float](), 0
         for _ in range(config.epochs):
             order = index[torch.randperm(len(index), generator=self.generator)]
             for rows in torch.split(order, config.minibatch):
@@ -180,9 +175,7 @@ class PPOLearner(Learner):
                 obs, acted = gather(rows, names.observations), gather(rows, names.outputs)
                 advantage, returns, old = targets.index_select(0, rows).to(self.device).unbind(1)
                 found = self._step(obs, acted, advantage, returns, old)
-                done += 1
-                for key, amount in found.items():
-                    sums[key] = sums.get(key, 0.0) + amount
+                sums, done = {key: sums.get(key, 0.0) + amount for key, amount in found.items()}, done + 1
             if config.target_kl and sums["kl"] / done > config.target_kl:
                 break
         # Afterwards, so that this update's ratios start at exactly 1.

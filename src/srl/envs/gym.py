@@ -20,7 +20,7 @@ from srl.envs.snapshot import restore, snapshot
 
 AGENT = "agent"
 
-_EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "imageio": "mujoco", "Box2D": "box2d", "minigrid": "minigrid"}
+_EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "imageio": "mujoco"}
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,19 @@ class Gym(EnvConfig):
         if name.startswith("ALE/"):
             _register_atari()
             kwargs.setdefault("num_threads", 1)  # an actor is one core's work; more cores are more actors
+        module, _, bare = name.rpartition(":")
         try:
+            if module:
+                importlib.import_module(module)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # deprecation notes of ids belong to the id's author
-                if gymnasium.spec(name).vector_entry_point is not None:
-                    env: VectorEnv[Any, Any, Any] = gymnasium.make_vec(name, num_envs=copies, **kwargs)
+                if gymnasium.spec(bare).vector_entry_point is not None:
+                    env: VectorEnv[Any, Any, Any] = gymnasium.make_vec(bare, num_envs=copies, **kwargs)
                     if env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP:
                         return env
                     env.close()
-                return _in_turn(lambda: gymnasium.make(name, disable_env_checker=True, **kwargs), copies)
-        except gymnasium.error.DependencyNotInstalled as error:
-            raise ConfigError(f"environment {name!r} needs a package that is missing: {error}") from error
-        except (gymnasium.error.UnregisteredEnv, ModuleNotFoundError) as error:
+                return _in_turn(lambda: gymnasium.make(bare, disable_env_checker=True, **kwargs), copies)
+        except (gymnasium.error.DependencyNotInstalled, gymnasium.error.UnregisteredEnv, ImportError) as error:
             raise _explain(name, error) from error
         except TypeError as error:
             raise ConfigError(f"environment {name!r} refused its arguments {kwargs}: {error}") from error
@@ -94,14 +95,15 @@ def _in_turn(make: Callable[[], gymnasium.Env[Any, Any]], copies: int) -> Vector
 
 
 def _explain(name: str, error: Exception) -> ConfigError:
-    if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
-        extra = _EXTRAS[error.name]
-        return ConfigError(
-            f"environment {name!r} needs the package {error.name}: pip install 'reallyscalablerl[{extra}]'"
-        )
-    if isinstance(error, ModuleNotFoundError):
-        return ConfigError(f"environment {name!r} needs the package {error.name}, which is not installed")
-    return UnknownName("environment", name, gymnasium.registry, "any Gymnasium id, or module:id to import first")
+    """What to do about an environment that cannot be made."""
+    if isinstance(error, gymnasium.error.UnregisteredEnv):
+        return UnknownName("environment", name, gymnasium.registry, "any Gymnasium id, or module:id to import first")
+    for package, extra in _EXTRAS.items():
+        if package in str(error).lower():
+            return ConfigError(
+                f"environment {name!r} needs the package {package}: pip install 'reallyscalablerl[{extra}]'"
+            )
+    return ConfigError(f"environment {name!r} needs something that is not installed: {error}")
 
 
 class GymEnvironment(Environment):

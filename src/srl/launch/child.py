@@ -87,9 +87,7 @@ class Link:
                 os._exit(1)
 
 
-def worker_main(
-    payload: bytes, pipe: Connection, log: str, litter: str, incarnation: int, restarted: bool
-) -> None:
+def worker_main(payload: bytes, pipe: Connection, log: str, litter: str, incarnation: int, restarted: bool) -> None:
     """Run the worker that ``payload`` describes until it is told to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the controller decides
     link = Link(pipe, litter)

@@ -1,0 +1,119 @@
+"""One experiment, every layout: the same CartPole run learns wherever its workers and streams are."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+import srl
+from srl.experiment import check, wire
+from srl.launch.local import LocalLauncher
+from srl.recipes import recipe
+
+LAYOUTS = {
+    "inline launcher": {"launcher": "inline", "trainer": srl.Trainer(threads=1)},
+    "local, inline inference": {},
+    "local, remote inference over shm": {"actors": srl.Actors(envs=32, ring=2, inference="remote")},
+    "local, remote inference and samples over tcp": {
+        "actors": srl.Actors(envs=32, ring=2, inference="remote"),
+        "transport": "tcp",
+    },
+}
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cartpole_is_solved_in_every_layout(tmp_path, layout):
+    x = replace(recipe("cartpole"), **LAYOUTS[layout])
+    result = x.run(tmp_path / "run", steps=220_000)
+    assert result.steps >= 220_000
+    assert srl.evaluate(tmp_path / "run", episodes=20).return_mean >= 475
+
+
+MORE = {
+    "several actors and policy workers": {
+        "actors": srl.Actors(count=2, envs=8, ring=2, inference="remote"),
+        "policies": srl.Policies(count=2),
+    },
+    "inline inference, tcp": {"actors": srl.Actors(count=2, envs=8), "transport": "tcp"},
+    "synchronous": {"algorithm": srl.PPO(horizon=32, max_staleness=0)},
+    "synchronous, remote, tcp": {
+        "algorithm": srl.PPO(horizon=32, max_staleness=0),
+        "actors": srl.Actors(envs=8, inference="remote"),
+        "transport": "tcp",
+    },
+    "very stale": {"algorithm": srl.PPO(horizon=32, max_staleness=5)},
+    "no prefetch, small batch": {
+        "actors": srl.Actors(count=2, envs=16),
+        "trainer": srl.Trainer(batch=1, prefetch=False),
+    },
+}
+
+
+@pytest.mark.parametrize("layout", MORE)
+def test_other_layouts_train_within_their_staleness_bound(tmp_path, layout):
+    from srl.monitor.sinks import read_metrics
+
+    x = replace(recipe("cartpole"), **MORE[layout])
+    result = x.run(tmp_path / "run", steps=20_000)
+    assert result.steps >= 20_000
+    bound = next(iter(x.algorithms.values())).max_staleness
+    seen = [row["train/staleness_max"] for row in read_metrics(tmp_path / "run") if "train/staleness_max" in row]
+    assert seen
+    assert max(seen) <= bound
+
+
+def watch(x, run_dir, look):
+    """Run ``x`` until ``look(children)`` returns something; that. Children are the launcher's."""
+    found = []
+    launcher = LocalLauncher(wire(x, check(x), run_dir, None), lambda *_: None, run_dir / "logs", 0, 0, print)
+
+    def ending():
+        result = look(launcher.children)
+        if result is not None:
+            found.append(result)
+            return time.monotonic()
+        return None
+
+    launcher.run(ending)
+    return found[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_actor_with_remote_inference_is_light(tmp_path, transport):
+    x = replace(recipe("cartpole"), actors=srl.Actors(envs=64, inference="remote"), transport=transport)
+    deadline = time.monotonic() + 60
+
+    def look(children):
+        actor = children.get("actor-0")
+        if actor is None or actor.state != "running" or children["trainer-default"].state != "running":
+            assert time.monotonic() < deadline
+            return None
+        log = (tmp_path / "logs" / "actor-0.log").read_text()
+        assert log == ""
+        with open(f"/proc/{actor.process.pid}/status", encoding="ascii") as about:
+            resident = next(int(line.split()[1]) for line in about if line.startswith("VmRSS"))
+        with open(f"/proc/{actor.process.pid}/maps", encoding="utf-8") as maps:
+            libraries = {line.split("/")[-1].strip() for line in maps if ".so" in line}
+        return resident / 1024, libraries
+
+    resident, libraries = watch(x, tmp_path, look)
+    print(f"resident set of a light actor ({transport}): {resident:.1f} MB")
+    assert not [name for name in libraries if "torch" in name]
+    assert resident < 80
+
+
+def test_a_light_actor_process_never_imports_torch():
+    code = (
+        "import sys, srl, srl.experiment, srl.launch.child, srl.launch.local, srl.envs, srl.recipes, srl.cli\n"
+        "import srl.streams.tcp_samples, srl.streams.tcp_inference, srl.streams.tcp_parameters\n"
+        "from srl.experiment import check\n"
+        "check(srl.recipe('cartpole'))\n"
+        "assert 'torch' not in sys.modules"
+    )
+    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0

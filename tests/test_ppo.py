@@ -1,0 +1,194 @@
+"""PPO's parts against numbers worked out by hand, and its whole against problems with a known answer."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import srl
+from srl import envs
+from srl.algorithms.ppo import gae
+from srl.core.slab import Batch, Slab
+from srl.core.specs import Spaces
+from srl.policies.actor_critic import ActorCritic
+from srl.policies.networks import RunningNorm
+
+
+def column(*values):
+    return np.array(values, np.float32)[:, None]
+
+
+def flags(*values):
+    return np.array(values, bool)[:, None]
+
+
+def test_gae_of_a_run_without_ends_is_the_discounted_sum_of_deltas():
+    reward, value = column(1, 2, 3), column(0.5, 1.0, 1.5, 2.0)
+    none = flags(0, 0, 0)
+    found = gae(reward, value, none, none, 0.9, 0.8)
+    delta = [1 + 0.9 * 1.0 - 0.5, 2 + 0.9 * 1.5 - 1.0, 3 + 0.9 * 2.0 - 1.5]
+    last = delta[2]
+    middle = delta[1] + 0.72 * last
+    assert np.allclose(found[:, 0], [delta[0] + 0.72 * middle, middle, last])
+
+
+def test_terminated_is_worth_nothing_and_truncated_is_bootstrapped():
+    reward, value = column(1, 1), column(0, 10, 10)
+    ended = gae(reward, value, flags(1, 0), flags(0, 0), 0.9, 0.95)
+    cut = gae(reward, value, flags(0, 0), flags(1, 0), 0.9, 0.95)
+    assert ended[0, 0] == pytest.approx(1.0)
+    assert cut[0, 0] == pytest.approx(1.0 + 0.9 * 10)
+
+
+def test_nothing_flows_back_across_an_episode_end():
+    value = column(0, 0, 0, 0)
+    quiet = gae(column(1, 0, 0), value, flags(1, 0, 0), flags(0, 0, 0), 0.99, 0.95)
+    loud = gae(column(1, 0, 100), value, flags(1, 0, 0), flags(0, 0, 0), 0.99, 0.95)
+    assert quiet[0, 0] == loud[0, 0]
+
+
+def test_reset_steps_are_not_trained_on():
+    spaces = Spaces(gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2))
+    algorithm = srl.PPO(horizon=4)
+    slab = Slab(algorithm.block(spaces, 2), 3, shared=False)
+    slab.arrays["valid"][:] = True
+    slab.arrays["valid"][1, 2, 1] = False  # block 1, step 2, row 1
+    learner = algorithm.learner(spaces, 0, "cpu")
+    prepared = learner.prepare(Batch(slab, [2, 1]))
+    where = prepared.batch.positions[prepared.index]
+    assert len(where) == 2 * 4 * 2 - 1
+    assert (1 * 5 + 2) * 2 + 1 not in where
+    assert len(set(where.tolist())) == len(where)
+
+
+def test_minibatch_rows_and_targets_belong_together():
+    spaces = Spaces(gymnasium.spaces.Box(-1, 1, (1,)), gymnasium.spaces.Discrete(2))
+    slab = Slab(srl.PPO(horizon=3).block(spaces, 2), 4, shared=False)
+    rng = np.random.default_rng(0)
+    slab.arrays["value"][:] = rng.normal(size=slab.arrays["value"].shape)
+    batch = Batch(slab, [3, 0])
+    assert np.array_equal(batch.small("value")[:-1].reshape(-1), slab.flat["value"][batch.positions])
+
+
+def test_running_norm_equals_the_statistics_of_all_it_saw():
+    rng = np.random.default_rng(0)
+    parts = [torch.from_numpy(rng.normal(3, 5, (n, 4))) for n in (1, 7, 100)]
+    norm = RunningNorm((4,))
+    for part in parts:
+        norm.update(part)
+    whole = torch.cat(parts)
+    assert torch.allclose(norm.mean, whole.mean(0))
+    assert torch.allclose(norm.var, whole.var(0, correction=0))
+    assert torch.allclose(norm.inverse(norm(whole[:5].float())), whole[:5].float(), atol=1e-4)
+
+
+@pytest.mark.parametrize("action", [gymnasium.spaces.Discrete(3, start=1), gymnasium.spaces.Box(-2, 2, (2, 2))])
+def test_acting_and_evaluating_agree(action):
+    policy = ActorCritic(Spaces(gymnasium.spaces.Box(-1, 1, (5,)), action), log_std=-0.5)
+    obs = {"obs": torch.randn(64, 5)}
+    outputs = policy.act(obs, torch.Generator().manual_seed(1))
+    log_prob, entropy, value = policy.evaluate(obs, {"action": outputs["action"]})
+    assert outputs["action"].shape == (64, *action.shape)
+    assert torch.allclose(log_prob, outputs["log_prob"], atol=1e-5)
+    assert torch.allclose(value, outputs["value"])
+    if isinstance(action, gymnasium.spaces.Discrete):
+        reference = torch.distributions.Categorical(logits=policy(obs)[0][0])
+        expected = reference.log_prob(outputs["action"] - 1)
+        assert set(outputs["action"].tolist()) == {1, 2, 3}
+    else:
+        mean, log_std = policy(obs)[0][0].chunk(2, -1)
+        reference = torch.distributions.Independent(torch.distributions.Normal(mean, log_std.exp()), 1)
+        expected = reference.log_prob(outputs["action"].flatten(1))
+    assert torch.allclose(log_prob, expected, atol=1e-5)
+    assert torch.allclose(entropy, reference.entropy(), atol=1e-5)
+
+
+class Endless(gymnasium.Env):
+    """Reward 1 for ever; cut off after 5 steps. With truncation bootstrapped the value is 1 / (1 - gamma)."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    ends = False
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 5
+        return self.look(), {}
+
+    def step(self, action):
+        self.left -= 1
+        over = self.left == 0
+        return self.look(), 1.0, over and self.ends, over and not self.ends, {}
+
+    def look(self):
+        return np.array([self.left / 5 if self.ends else 1.0], np.float32)
+
+
+class Ending(Endless):
+    """The same, but really over after 5 steps, and the observation tells how many are left."""
+
+    ends = True
+
+
+class Target(gymnasium.Env):
+    """One step: the reward is best for the action that equals the observation."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.goal = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+        return self.goal, {}
+
+    def step(self, action):
+        return self.goal, -float(np.square(action - self.goal).sum()), True, False, {}
+
+
+def train(env, run_dir, steps, **hyper):
+    settings = {"lr": 3e-3, "horizon": 16, "minibatch": 128, "epochs": 4, "max_staleness": 0, **hyper}
+    x = srl.Experiment(
+        envs.gym(env),
+        srl.PPO(**settings),
+        actors=srl.Actors(envs=32),
+        trainer=srl.Trainer(threads=1),
+        launcher="inline",
+        steps=steps,
+    )
+    x.run(run_dir)
+    return x
+
+
+def saved_policy(x, run_dir):
+    from srl.experiment import check, checkpoint_store
+    from srl.policies.host import PolicyHost
+
+    plan = check(x)[0]
+    host = PolicyHost(plan.algorithm, plan.spaces, 0, explore=False)
+    host.load(checkpoint_store(run_dir, plan).load("latest").under("learner").under("policy").arrays, 0)
+    return host
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("env", "value"), [(Endless, 10.0), (Ending, (1 - 0.9**5) / (1 - 0.9))])
+def test_value_converges_to_the_known_number(tmp_path, env, value, normalize):
+    x = train(env, tmp_path / "run", 40_000, gamma=0.9, normalize_return=normalize)
+    found = saved_policy(x, tmp_path / "run").act({"obs": np.ones((1, 1), np.float32)})["value"]
+    assert found[0] == pytest.approx(value, rel=0.05)
+
+
+@pytest.mark.learning
+def test_continuous_actions_find_the_target(tmp_path):
+    train(Target, tmp_path / "run", 60_000, log_std=-0.5, normalize_obs=True)
+    assert srl.evaluate(tmp_path / "run").return_mean > -0.01
+
+
+def test_one_file_of_at_most_250_lines():
+    import inspect
+
+    from srl.algorithms import ppo
+
+    assert len(inspect.getsource(ppo).splitlines()) <= 250
