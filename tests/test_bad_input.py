@@ -57,7 +57,7 @@ def finished_run(tmp_path_factory):
         launcher="inline",
         steps=200,
     )
-    x.run(run_dir)
+    x.run(run_dir, quiet=True)
     srl.resume(run_dir, steps=400)
     return run_dir
 
@@ -197,9 +197,18 @@ def test_checkpoint_of_another_experiment_is_refused(refused, run_dir, tmp_path)
         launcher="inline",
         steps=100,
     )
-    x.run(tmp_path / "other")
+    x.run(tmp_path / "other", quiet=True)
     shutil.copy(tmp_path / "other" / "config.json", run_dir / "config.json")
     assert "another experiment" in refused("eval", run_dir)
+
+
+def test_environment_that_no_process_can_be_given_is_refused(tmp_path):
+    import gymnasium
+
+    x = srl.Experiment(envs.gym(lambda: gymnasium.make("CartPole-v1")))
+    with pytest.raises(srl.ConfigError, match="top level of a module"):
+        x.run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_unknown_tag_lists_those_there_are(refused, run_dir):

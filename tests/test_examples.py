@@ -24,7 +24,7 @@ def own_environment(output):
 
 def remote_inference(output):
     assert "workers: actor-0, policy-default-0, trainer-default" in output
-    assert float(re.search(r"return ([\d.]+)", output)[1]) > 50
+    assert float(re.search(r"evaluation: return ([\d.]+)", output)[1]) > 50
 
 
 def evaluate_checkpoint(output):

@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 def main() -> None:
     """Entry point of the ``srl`` command."""
+    sys.path.insert(0, str(Path.cwd()))  # for environments and algorithms of one's own
     try:
         code = _command(sys.argv[1:])
     except (ConfigError, CheckpointError) as error:
@@ -137,8 +138,16 @@ class TrainOptions:
 def _train(arguments: Sequence[str]) -> int:
     from srl.launch.run import run
 
-    x, options = _experiment(arguments)
+    x, options = _experiment(_recipe_first(arguments))
     return _finish(lambda: run(x, options.out, display=_display(options.quiet)), options.quiet)
+
+
+def _recipe_first(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the recipe's name, wherever it stands, in front."""
+    from srl.recipes import RECIPES
+
+    found = [] if not arguments or not arguments[0].startswith("-") else [a for a in arguments if a in RECIPES]
+    return [*found[:1], *(a for a in arguments if a not in found[:1])]
 
 
 def _experiment(arguments: Sequence[str]) -> tuple[Any, Any]:
@@ -187,11 +196,9 @@ def _value_of(arguments: Sequence[str], option: str) -> str | None:
 
 
 def _display(quiet: bool) -> Any:
-    if quiet:
-        return None
-    from srl.monitor.console import display
+    from srl.monitor.console import on_console
 
-    return lambda title, steps: display(Console(), title, steps)
+    return None if quiet else on_console
 
 
 def _finish(go: Callable[[], Any], quiet: bool) -> int:

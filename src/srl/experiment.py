@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from srl.algorithms.base import Algorithm
 from srl.algorithms.ppo import PPO
@@ -35,6 +35,9 @@ from srl.workers.trainer import TrainerPlan, TrainerWorker
 if TYPE_CHECKING:
     from srl.launch.run import Result
 
+_LARGE = 8192
+"""Bytes of an observation from which on a network is worth several threads."""
+
 TRANSPORTS = ("auto", "shm", "tcp")
 LAUNCHERS = ("inline", "local")
 INFERENCE = ("inline", "remote")
@@ -50,7 +53,7 @@ class Actors:
     """Environment copies in one vector."""
     ring: int = 1
     """Vectors an actor steps in turn: while one waits for actions the next one steps (for remote inference)."""
-    inference: str = "inline"
+    inference: Literal["inline", "remote"] = "inline"
     """inline: the policy sits in the actor. remote: in policy workers, which batch what several actors ask."""
 
 
@@ -73,7 +76,7 @@ class Trainer:
     slab: int = 0
     """Blocks the sample stream can hold (0: what the staleness bound needs)."""
     threads: int = 0
-    """Threads of the trainer (0: the cores that the actors leave over, at least one)."""
+    """Threads of the trainer (0: one for small observations, for images the cores that the actors leave over)."""
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
     prefetch: bool = True
@@ -97,22 +100,21 @@ class Experiment:
     steps: int = 1_000_000
     """Agent steps to train on."""
     seed: int = 1
-    launcher: str = "local"
+    launcher: Literal["inline", "local"] = "local"
     """inline: all workers in this process, in turn, deterministic. local: one process each."""
-    transport: str = "auto"
+    transport: Literal["auto", "shm", "tcp"] = "auto"
     """auto: the best for where the workers are. shm or tcp: that one."""
     port: int = 0
     """First TCP port to listen on (0: any that is free)."""
     restarts: int = 3
     """How often the workers of a run may be started again after a crash, in all."""
 
-    def run(self, out: str | Path | None = None, **changes: Any) -> Result:
+    def run(self, out: str | Path | None = None, *, quiet: bool = False, **changes: Any) -> Result:
         """Train, with ``changes`` to the fields above; everything about the run is kept in the folder ``out``."""
-        from dataclasses import replace
-
         from srl.launch.run import run
+        from srl.monitor.console import on_console
 
-        return run(replace(self, **changes), out)
+        return run(replace(self, **changes), out, display=None if quiet else on_console)
 
     @property
     def algorithms(self) -> Mapping[str, Algorithm]:
@@ -150,7 +152,7 @@ def wire(x: Experiment, plans: Sequence[Plan], run_dir: Path, resume: str | None
     """The graph: every stream is made here and handed to the workers it joins. Actors first, trainers last."""
     shared, tcp = x.launcher != "inline", x.transport == "tcp"
     slots = x.actors.count * x.actors.ring
-    threads = trainer_threads(x)
+    threads = trainer_threads(x, plans)
     if tcp:
         from srl.streams.tcp_inference import TcpInference
         from srl.streams.tcp_parameters import TcpParameters
@@ -206,10 +208,13 @@ def wire(x: Experiment, plans: Sequence[Plan], run_dir: Path, resume: str | None
     return [*actors, *policies, *trainers]
 
 
-def trainer_threads(x: Experiment) -> int:
-    """Threads for the trainer: what the other workers leave over."""
+def trainer_threads(x: Experiment, plans: Sequence[Plan]) -> int:
+    """Threads for the trainer: one for small observations, else the cores that the other workers leave over."""
     if x.trainer.threads:
         return x.trainer.threads
+    observed = max(plan.block.fields[name].nbytes for plan in plans for name in plan.block.observations)
+    if observed < _LARGE:
+        return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     busy = x.actors.count if x.actors.inference == "inline" else x.policies.count * x.policies.threads
     return cores if x.launcher == "inline" else max(1, cores - busy)

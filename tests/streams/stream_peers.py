@@ -5,6 +5,7 @@ Nothing here imports pytest, so that the other processes start fast.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -127,8 +128,9 @@ class Producer(End):
                 assert time.monotonic() < deadline, "no block was granted in time"
                 wait([self.end.pollable()], 0.02)
 
-    def produce_all_and_close(self, numbers):
-        self.produce_all(numbers)
+    def commit_and_close(self, blocks):
+        for block in blocks:
+            self.end.commit(block)
         self.end.close()
 
 
@@ -232,13 +234,9 @@ class Writer(End):
         for version in versions:
             self.put(version)
 
-    def put_for_ever(self, version):
+    def put_for_ever(self):
         while True:
-            self.put(version)
-            version += 1
-
-    def version_now(self):
-        return self.end.version
+            self.put(self.end.version + 1)
 
 
 class Reader(End):
@@ -370,10 +368,14 @@ class Killed(BaseException):
     """Death at some instruction. No ``except Exception`` outlives it."""
 
 
-def dies_at(instruction, module, function):
-    """Call ``function``, ended for good before the n-th bytecode it runs in ``module``; False if it returned before.
+def die():
+    raise Killed
 
-    A process can be killed between any two writes to shared memory; this does so one by one.
+
+def interrupted(instruction, module, function, action):
+    """Call ``function``, with ``action`` before the n-th bytecode it runs in ``module``; False if it returned before.
+
+    Another process can do something, and this one can be killed, between any two writes to shared memory.
     """
     left = instruction
 
@@ -384,31 +386,33 @@ def dies_at(instruction, module, function):
         frame.f_trace_opcodes = True
         if event == "opcode":
             left -= 1
-            if left < 0:
-                raise Killed
+            if left == -1:
+                action()
         return trace
 
     before = sys.gettrace()
     sys.settrace(trace)
-    try:
-        function()
-    except Killed:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+    with contextlib.suppress(Killed):
+        try:
+            function()
+        finally:
+            sys.settrace(before)
+    return left < 0
 
 
-def every_death(module, scenario):
-    """Run ``scenario(kill)`` once for every instruction in ``module`` that ``kill(function)`` can die at."""
-    instruction, died = 0, True
-    while died:
-        died = False
+def every_moment(module, scenario):
+    """Run ``scenario(interrupt)`` once for every instruction in ``module`` that its one call can be interrupted at.
 
-        def kill(function, instruction=instruction):
-            nonlocal died
-            died = dies_at(instruction, module, function)
+    The call is ``interrupt(function, action)``.
+    """
+    instruction, more = 0, True
+    while more:
+        more = None
 
-        scenario(kill)
+        def interrupt(function, action=die, instruction=instruction):
+            nonlocal more
+            more = interrupted(instruction, module, function, action)
+
+        scenario(interrupt)
         instruction += 1
-    assert instruction > 5, "nothing was killed"
+    assert instruction > 5, "nothing was interrupted"

@@ -165,6 +165,15 @@ SHAPES = [((2, 3), "<f4"), ((), "<i8"), ((5,), "|b1"), ((0, 4), "<f4")]
 SIZES = [24, 8, 5, 0]
 
 
+@pytest.mark.parametrize(
+    ("place", "size"), [(0, 23), (0, 25), (0, 28), (0, 0), (1, 7), (1, 16), (2, 4), (2, 10), (3, 1), (3, 16)]
+)
+def test_one_array_too_long_or_too_short_is_refused(place, size):
+    sizes = [*SIZES[:place], size, *SIZES[place + 1 :]]
+    with pytest.raises(DecodeError):
+        payload([bytes(size) for size in sizes], SHAPES)
+
+
 @fuzz
 @given(st.lists(st.binary(max_size=30), max_size=5))
 @example([bytes(size) for size in SIZES])

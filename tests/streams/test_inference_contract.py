@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from stream_peers import SPEC, Client, Server, answer, answer_to, contents, eventually, every_death, never
+from stream_peers import SPEC, Client, Server, answer, answer_to, contents, eventually, every_moment, never
 
 from srl.core.slab import Slab
 from srl.streams import inference as inference_module
@@ -18,6 +18,7 @@ from srl.streams.inference import LocalInference
 from srl.streams.tcp_inference import TcpInference
 
 TCP = pytest.mark.parametrize("transport", ["tcp"], indirect=True)
+INLINE = pytest.mark.parametrize("transport", ["inline"], indirect=True)
 BOARDS = pytest.mark.parametrize("transport", ["inline", "shm"], indirect=True)
 
 
@@ -254,7 +255,7 @@ def test_a_dead_clients_request_is_not_answered_into_a_block_that_others_fill(in
     check_answer(other, 3, 2, 5)
 
 
-@BOARDS
+@INLINE
 @pytest.mark.parametrize("method", ["take", "reply", "submit", "start"])
 def test_a_worker_killed_at_any_instruction_leaves_a_working_stream(inference, method):
     def scenario(kill):
@@ -281,7 +282,28 @@ def test_a_worker_killed_at_any_instruction_leaves_a_working_stream(inference, m
             check_answer(client, 4 * index, 1 + index, 1)
         assert server.take() is None
 
-    every_death(inference_module, scenario)
+    every_moment(inference_module, scenario)
+
+
+INTERRUPTIONS = {
+    "a request while requests are taken": (lambda server, client: server.serve(1), lambda server, client: client.ask(4, 2)),
+    "answers while a request is made": (lambda server, client: client.ask(4, 2), lambda server, client: server.serve(1)),
+    "a look while answers are written": (lambda server, client: server.serve(1), lambda server, client: client.ready()),
+}
+
+
+@INLINE
+@pytest.mark.parametrize(("call", "meanwhile"), INTERRUPTIONS.values(), ids=INTERRUPTIONS)
+def test_whatever_happens_in_the_middle_of_a_call_everybody_is_answered(inference, call, meanwhile):
+    def scenario(interrupt):
+        board = inference(clients=2)
+        server, (first, second) = Server(board), [Client(board, index) for index in range(2)]
+        first.ask(0, 1)
+        interrupt(lambda: call(server, second), lambda: meanwhile(server, second))
+        if "look" not in meanwhile.__name__ and second.waiting():
+            assert server.serve(1) == 1 + first.waiting()
+
+    every_moment(inference_module, scenario)
 
 
 # The policy inside the actor

@@ -4,6 +4,7 @@ own unfinished block."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import struct
 import time
@@ -11,7 +12,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from stream_peers import SPEC, Consumer, Producer, contents, eventually, every_death, never, number_of, write
+from stream_peers import SPEC, Consumer, Producer, contents, eventually, every_moment, never, number_of, write
 
 from srl.core.errors import StreamClosed, StreamError
 from srl.core.slab import STEP_FIELDS, BlockSpec, Slab
@@ -21,6 +22,7 @@ from srl.streams.frames import Header, decode, encode
 from srl.streams.tcp_samples import TcpSamples
 
 TCP = pytest.mark.parametrize("transport", ["tcp"], indirect=True)
+INLINE = pytest.mark.parametrize("transport", ["inline"], indirect=True)
 BOARDS = pytest.mark.parametrize("transport", ["inline", "shm"], indirect=True)
 LARGE = BlockSpec({"obs": ArraySpec((512, 1024), "|u1"), "action": ArraySpec((), "<i8"), **STEP_FIELDS}, 7, 1)
 ACROSS = pytest.mark.parametrize("transport", ["shm", "tcp"], indirect=True)
@@ -276,7 +278,10 @@ def test_a_closing_producer_loses_no_committed_block(samples, ends, spec):
     stream = samples(blocks=4, spec=spec)
     consumer, producer = ends.near(Consumer, stream), ends.far(Producer, stream)
     granted(consumer, 3)
-    producer.produce_all_and_close(range(3))
+    blocks = [eventually(producer.acquire).block for _ in range(3)]
+    for number, block in enumerate(blocks):
+        producer.fill(block, number)
+    producer.commit_and_close(blocks)
     eventually(lambda: consumer.levels()[1] == 3, 2)
     assert numbers(consumer.drain()) == [0, 1, 2]
 
@@ -357,6 +362,18 @@ def test_producers_killed_at_any_moment_leave_a_working_stream(samples, ends):
     ends.far(Producer, stream, 0, 9)
     eventually(lambda: consumer.levels() == (0, 0))
     granted(consumer, 4)
+
+
+def test_grants_to_the_dead_are_never_taken_for_ones_own(samples, ends):
+    stream = samples(blocks=3)
+    consumer = ends.near(Consumer, stream)
+    for incarnation in range(1, 6):  # each dies without a look at what it was granted
+        producer = ends.near(Producer, stream, 0, incarnation)
+        eventually(lambda: consumer.levels() == (0, 0))
+        granted(consumer, 3)
+    got = [eventually(producer.acquire).block for _ in range(3)]
+    assert len(set(got)) == 3
+    assert never(producer.acquire, 0.02)
 
 
 def test_an_older_incarnation_is_ignored(samples, ends):
@@ -441,7 +458,7 @@ def die_as_consumer(method):
     return prepare
 
 
-@BOARDS
+@INLINE
 @pytest.mark.parametrize("method", ["grant", "take", "release", "levels", "start"])
 def test_a_consumer_killed_at_any_instruction_costs_no_memory(samples, method):
     def scenario(kill):
@@ -462,10 +479,10 @@ def test_a_consumer_killed_at_any_instruction_costs_no_memory(samples, method):
         got = [grant.block for producer in producers for grant in iter(producer.acquire, None)]
         assert sorted(got) == [0, 1, 2, 3]
 
-    every_death(samples_module, scenario)
+    every_moment(samples_module, scenario)
 
 
-@BOARDS
+@INLINE
 @pytest.mark.parametrize("method", ["acquire", "commit", "start", "close"])
 def test_a_producer_killed_at_any_instruction_costs_no_memory_and_no_committed_block(samples, method):
     def scenario(kill):
@@ -490,7 +507,78 @@ def test_a_producer_killed_at_any_instruction_costs_no_memory_and_no_committed_b
         assert consumer.grant(9, 1) == 3
         assert sorted(grant.block for grant in iter(successor.acquire, None)) == [0, 1, 2]
 
-    every_death(samples_module, scenario)
+    every_moment(samples_module, scenario)
+
+
+CONSUMER_CALLS, PRODUCER_CALLS = ("grant", "take", "levels"), ("acquire", "commit", "start", "close")
+CALLS = {
+    "grant": lambda run: run.consumer.grant(9, 1),
+    "take": lambda run: run.found.extend(run.consumer.drain()),
+    "levels": lambda run: run.consumer.levels(),
+    "acquire": lambda run: run.acquire(1),
+    "commit": lambda run: run.commit(1),
+    "start": lambda run: run.start(1),
+    "close": lambda run: run.close(1),
+}
+PAIRS = [*itertools.product(CONSUMER_CALLS, PRODUCER_CALLS), *itertools.product(PRODUCER_CALLS, CONSUMER_CALLS)]
+
+
+class Interleaved:
+    """A board with two producers and everything that was sent and found on it. Producer 1 holds a block to commit."""
+
+    def __init__(self, board):
+        self.board, self.consumer = board, Consumer(board)
+        self.producers = {index: board.producer(index, 1) for index in range(2)}
+        self.open, self.sent, self.found = {0: [], 1: []}, [], []
+        assert self.consumer.grant(3, 0) == 3
+        for index in range(2):
+            self.acquire(index)
+        self.commit(0)
+
+    def acquire(self, index):
+        if (grant := self.producers[index].acquire()) is not None:
+            self.open[index].append(grant.block)
+
+    def commit(self, index):
+        if self.open[index]:
+            number = len(self.sent)
+            self.sent.append(number)
+            write(self.board.slab, self.open[index][0], number)
+            self.producers[index].commit(self.open[index].pop(0))
+
+    def start(self, index):
+        self.open[index].clear()
+        self.producers[index] = self.board.producer(index, 2)
+
+    def close(self, index):
+        self.open[index].clear()
+        self.producers.pop(index).close()
+
+    def finish(self):
+        """Everybody fills what is granted; then all memory is free again."""
+        for index in self.producers:
+            for _ in range(4):
+                self.acquire(index)
+                self.commit(index)
+        self.found += self.consumer.drain()
+        assert sorted(numbers(self.found)) == self.sent
+        assert len({tuple(full[1:]) for full, _ in self.found}) == len(self.sent)
+        assert self.consumer.grant(9, 2) == 4
+        got = [grant.block for producer in self.producers.values() for grant in iter(producer.acquire, None)]
+        assert sorted(got) == [0, 1, 2, 3]
+
+
+@INLINE
+@pytest.mark.parametrize(("call", "meanwhile"), PAIRS)
+def test_whatever_happens_in_the_middle_of_a_call_no_block_is_lost_or_given_twice(samples, call, meanwhile):
+    """What one process can do at any instruction of another."""
+
+    def scenario(interrupt):
+        run = Interleaved(samples(blocks=4, producers=2))
+        interrupt(lambda: CALLS[call](run), lambda: CALLS[meanwhile](run))
+        run.finish()
+
+    every_moment(samples_module, scenario)
 
 
 # A run that goes on
@@ -696,7 +784,7 @@ def test_garbage_is_refused_and_the_stream_goes_on(samples, ends, stranger, fram
     granted(consumer, 1)
     eventually(lambda: producer.produce(1))
     stranger("samples").send(*frames)
-    eventually(lambda: consumer.rejected == 1)
+    eventually(lambda: consumer.rejected == 1, 2)
     granted(consumer, 1)
     eventually(lambda: producer.produce(2))
     assert numbers(collected(consumer, 2, grants=0)) == [1, 2]

@@ -39,7 +39,7 @@ class Learner(ABC):
 
     @abstractmethod
     def state(self) -> State:
-        """Weights, optimiser, random generators, normalisers: copies of all that changes."""
+        """Copies of all that changes: weights under ``policy/``, optimiser, random generators, normalisers."""
 
     @abstractmethod
     def load_state(self, state: State) -> None:

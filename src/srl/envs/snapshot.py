@@ -48,8 +48,10 @@ def _save(value: Any, path: str, state: State) -> bool:
     elif isinstance(value, _NESTED):
         return all(_save(member, f"{path}.{name}", state) for name, member in _members(value))
     elif isinstance(value, (list, tuple)):
+        state.values[f"{path}.length"] = len(value)
         return all(_save(item, f"{path}.{i}", state) for i, item in enumerate(value))
     elif isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        state.values[f"{path}.keys"] = list(value)
         return all(_save(item, f"{path}.{key}", state) for key, item in value.items())
     elif type(value).__name__ == "MjData":
         state.arrays[path] = _mujoco_state(value)
@@ -68,9 +70,10 @@ def _load(value: Any, path: str, state: State) -> Any:
             if new is not member:
                 setattr(value, name, new)
     elif isinstance(value, (list, tuple)):
-        return type(value)(_load(item, f"{path}.{i}", state) for i, item in enumerate(value))
+        items = [*value, *[None] * state.values[f"{path}.length"]][: state.values[f"{path}.length"]]
+        return type(value)(_load(item, f"{path}.{i}", state) for i, item in enumerate(items))
     elif isinstance(value, dict):
-        return {key: _load(item, f"{path}.{key}", state) for key, item in value.items()}
+        return {key: _load(value.get(key), f"{path}.{key}", state) for key in state.values[f"{path}.keys"]}
     elif type(value).__name__ == "MjData":
         _mujoco_state(value, state.arrays[path])
     elif path in state.arrays:

@@ -37,12 +37,12 @@ def run_inline(nodes: Sequence[Node], feed: Feed, ending: Callable[[], float | N
         _restore(workers, trainers)
         reported = 0.0
         while ending() is None:
-            done = [worker.poll(0).done for worker in workers]
-            if time.monotonic() - reported > 0.2 or any(done):
+            done = {worker.name for worker in workers if worker.poll(0).done}
+            if time.monotonic() - reported > 0.2:
                 reported = time.monotonic()
                 for worker in workers:
                     feed(worker)
-            if sum(done) == len(trainers):
+            if all(trainer.name in done for trainer in trainers):
                 break
         for worker in workers:
             worker.stop()

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from srl.core.errors import WorkerError
+from srl.core.errors import ConfigError, WorkerError
 from srl.experiment import Node
 from srl.launch.child import worker_main
 
@@ -93,10 +93,14 @@ class LocalLauncher:
             self._receive(pipes[pipe])  # type: ignore[index]
         for child in list(self.children.values()):
             if child.state != "done" and not child.process.is_alive():
-                while not child.pipe.closed and child.pipe.poll():
-                    self._receive(child)
+                self._drain(child)
                 if child.state != "done":
                     self._replace(child)
+
+    def _drain(self, child: Child) -> None:
+        """Take in the last words of a worker that has ended."""
+        while not child.pipe.closed and child.pipe.poll():
+            self._receive(child)
 
     def _receive(self, child: Child) -> None:
         try:
@@ -117,7 +121,11 @@ class LocalLauncher:
         used = sum(each.starts for each in self.children.values())
         if child.final or used >= self.restarts:
             spent = "" if child.final else f" after {used} restarts"
-            raise WorkerError(f"{name} failed{spent}: {how}; see {self.logs / name}.log")
+            log = self.logs / f"{name}.log"
+            hint = (
+                f"see {log}" if log.exists() else 'a script that is run must call run() under if __name__ == "__main__"'
+            )
+            raise WorkerError(f"{name} failed{spent}: {how}; {hint}")
         self.say(f"{name} {how}; started again ({used + 1} of {self.restarts} restarts used)")
         child.pipe.close()
         self._start(child.node, child.starts + 1)
@@ -134,6 +142,8 @@ class LocalLauncher:
             for pipe in wait(list(open_pipes), 0.1):
                 self._receive(self.children[open_pipes[pipe]])  # type: ignore[index]
             waiting = {n for n in waiting if self.children[n].process.is_alive()}
+        for child in self.children.values():
+            self._drain(child)
 
     def kill(self) -> None:
         """End whatever still runs, at once."""
@@ -143,6 +153,17 @@ class LocalLauncher:
         for child in self.children.values():
             child.process.join(timeout=5)
             child.pipe.close()
+
+
+def check_portable(thing: Any, what: str) -> None:
+    """Refuse what cannot be handed to a worker process."""
+    try:
+        pickle.dumps(thing)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"{what} cannot be handed to another process ({error}): define it at the top level of a module, "
+            "or use the inline launcher"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -25,11 +25,13 @@ from srl.core.errors import ConfigError, UnknownName
 from srl.core.seeding import derive
 from srl.core.worker import State, Worker
 from srl.envs.base import StepViews
-from srl.experiment import Experiment, Plan, check, checkpoint_store, wire
+from srl.experiment import Experiment, Plan, check, checkpoint_store, trainer_threads, wire
 from srl.monitor.monitor import Monitor, Sink
 from srl.monitor.sinks import JsonLines, TensorBoard, draw_curve, read_metrics
 
 EVAL_EPISODES = 20
+EVAL_STEPS = 100_000
+"""An episode longer than this counts as it is: an environment may have no end at all."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,11 @@ def run(
     ``display`` makes a sink that shows progress, from a title and the number of steps.
     """
     plans = check(x)
+    if x.launcher == "local":
+        from srl.launch.local import LocalLauncher, check_portable
+
+        check_portable(x.env, "the environment")
+        check_portable(x.algorithms, "the algorithm")
     run_dir = Path(out) if out is not None else _new_folder(x)
     version, first = _starting_point(x, run_dir, plans, resume_from)
     if x.transport == "tcp" and x.port:
@@ -94,7 +101,7 @@ def run(
         sinks: list[Sink] = [JsonLines(run_dir), TensorBoard(run_dir)]
         if display is not None:
             sinks.append(display(f"{title(x)}  →  {run_dir}", x.steps))
-        monitor = Monitor(sinks, elapsed=elapsed)
+        monitor = Monitor(sinks, elapsed=elapsed, steps=first)
         best = BestTag(run_dir, plans, monitor)
         begin = time.monotonic()
         shutil.rmtree(run_dir / "names", ignore_errors=True)  # of a run that was killed
@@ -108,8 +115,6 @@ def run(
 
                 run_inline(nodes, feed_worker, ending, version)
             else:
-                from srl.launch.local import LocalLauncher
-
                 LocalLauncher(nodes, best.feed, run_dir / "logs", x.restarts, version, monitor.say).run(ending)
         finally:
             monitor.tick(force=True)
@@ -164,10 +169,13 @@ def evaluate(
 
 def _play(x: Experiment, plan: Plan, state: State, episodes: int, seed: int) -> tuple[list[float], list[int]]:
     """The first episode of each of ``episodes`` environment copies, so that short ones are not favoured."""
+    import torch
+
     from srl.core.slab import Slab
     from srl.policies.host import PolicyHost
 
     copies = min(episodes, 20)
+    torch.set_num_threads(trainer_threads(replace(x, launcher="inline"), [plan]))
     host = PolicyHost(plan.algorithm, plan.spaces, derive(seed, "evaluation"), explore=False)
     host.load(state.under("learner").under("policy").arrays, state.values["version"])
     returns: list[float] = []
@@ -184,7 +192,7 @@ def _play(x: Experiment, plan: Plan, state: State, episodes: int, seed: int) -> 
             env.reset(derive(seed, "evaluation", len(returns)), [obs])
             total, length = np.zeros(slab.spec.rows), np.zeros(slab.spec.rows, np.int64)
             running = np.ones(slab.spec.rows, bool)
-            while running.any():
+            while running.any() and length.max() < EVAL_STEPS:
                 outputs = host.act(obs)
                 env.step([{name: outputs[name] for name in actions}], [views])
                 total += views.reward * running

@@ -17,6 +17,11 @@ from srl.monitor.monitor import Row
 _LINE_EVERY = 5.0
 
 
+def on_console(title: str, steps: int) -> LiveDisplay | PlainDisplay:
+    """A display on standard output."""
+    return display(Console(), title, steps)
+
+
 def display(console: Console, title: str, steps: int) -> LiveDisplay | PlainDisplay:
     """A live display on a terminal, plain lines elsewhere."""
     return LiveDisplay(console, title, steps) if console.is_terminal else PlainDisplay(console, title, steps)
@@ -68,12 +73,13 @@ class LiveDisplay:
         ]
         for i in range(0, len(cells), 4):
             table.add_row(*(f"[dim]{name}[/] [bold]{value}[/]" for name, value in cells[i : i + 4]))
-        waits = [f"{text} [bold]{values[f'wait/{n}']:.0%}[/]" for n, text in WAITS.items() if f"wait/{n}" in values]
+        shown = {
+            text.split(" (")[0]: values[f"wait/{name}"] for name, text in WAITS.items() if f"wait/{name}" in values
+        }
+        waits = [f"{text} [bold]{share:.0%}[/]" for text, share in shown.items()]
         parts: list[Any] = [self._progress, table]
         if waits:
-            parts.append(
-                "[dim]waits[/]  " + " · ".join(wait.split(" (")[0] + wait[wait.rfind(" [") :] for wait in waits)
-            )
+            parts.append("[dim]waits[/] " + " · ".join(waits))
         parts.append(f"[dim]bottleneck[/] [bold yellow]{bottleneck}[/]")
         return Panel(Group(*parts), title=self._title, border_style="cyan")
 
@@ -92,11 +98,11 @@ class PlainDisplay:
             return
         self._last = now
         rate = values["steps_per_second"]
-        left = (self._steps - values["steps"]) / rate if rate else float("nan")
+        left = f"{max(0.0, self._steps - values['steps']) / rate:.0f}s" if rate else "–"
         waits = " ".join(f"{name} {values[f'wait/{name}']:.0%}" for name in WAITS if f"wait/{name}" in values)
         text = (
             f"{values['time']:6.0f}s  {values['steps']:>10,.0f}/{self._steps:,} steps  {rate:>7,.0f}/s  "
-            f"left {left:4.0f}s  "
+            f"left {left:>5}  "
             f"return {_number(values, 'return_mean', '{:.1f}')}  length {_number(values, 'length_mean', '{:.0f}')}  "
             f"staleness {_number(values, 'train/staleness', '{:.2f}')}  "
             f"blocks {_number(values, 'queue/filling', '{:.0f}')}+{_number(values, 'queue/full', '{:.0f}')}  "

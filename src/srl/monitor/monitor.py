@@ -16,6 +16,9 @@ from srl.core.worker import WAITS
 WINDOW = 100
 """Episodes that ``return_mean`` and ``length_mean`` average over."""
 
+_MEANINGFUL = 0.2
+"""Seconds of a worker's life below which its waits say nothing."""
+
 _WAITER = {"inference": "actor", "parameters": "actor", "requests": "policy", "samples": "trainer"}
 
 
@@ -60,8 +63,9 @@ class _Worker:
 class Monitor:
     """Collects reports of all workers; :meth:`tick` makes a row of them once a second."""
 
-    def __init__(self, sinks: Sequence[Sink], *, elapsed: float = 0.0, every: float = 1.0) -> None:
-        self.sinks, self.every = sinks, every
+    def __init__(self, sinks: Sequence[Sink], *, elapsed: float = 0.0, steps: int = 0, every: float = 1.0) -> None:
+        """``elapsed`` seconds and ``steps`` steps of the run were done before, if it is resumed."""
+        self.sinks, self.every, self.first = sinks, every, steps
         self.returns: dict[str, deque[float]] = {}
         self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.episodes = 0
@@ -93,7 +97,7 @@ class Monitor:
     def tick(self, *, force: bool = False) -> None:
         """Make and hand out a row, if it is time."""
         now = time.monotonic()
-        if now - self._last < self.every and not force:
+        if now - self._last < self.every and not (force and self._changed()):
             return
         self._last = now
         self.row = self._make(now)
@@ -101,6 +105,11 @@ class Monitor:
             worker.delta.clear()
         for sink in self.sinks:
             sink.write(self.row)
+
+    def _changed(self) -> bool:
+        """Whether steps were trained on that no row shows yet."""
+        steps = [worker.counters.get("steps", 0.0) for worker in self._of("trainer")]
+        return not self.row.values or min(steps, default=0.0) != self.row.values["steps"]
 
     def close(self) -> None:
         """The run is over."""
@@ -111,7 +120,7 @@ class Monitor:
         return [worker for worker in self._workers.values() if worker.kind == kind]
 
     def _make(self, now: float) -> Row:
-        steps = min((w.counters.get("steps", 0.0) for w in self._of("trainer")), default=0.0)
+        steps = min((w.counters.get("steps", 0.0) for w in self._of("trainer")), default=float(self.first))
         if not self._rates or steps != self._rates[-1][1]:
             self._rates.append((now, steps))
         values = {"time": now - self._begin, "steps": steps, "steps_per_second": self._rate()}
@@ -122,10 +131,14 @@ class Monitor:
         if self.lengths:
             values["length_mean"] = sum(self.lengths) / len(self.lengths)
         busy = self._waits(values)
-        for worker in self._of("trainer"):
-            values.update(worker.gauges)
-            values["dropped"] = worker.counters.get("dropped", 0.0)
-            values["updates"] = worker.counters.get("updates", 0.0)
+        trainers = {name: worker for name, worker in self._workers.items() if worker.kind == "trainer"}
+        for name, worker in trainers.items():
+            counted = {key: worker.counters.get(key, 0.0) for key in ("dropped", "updates")}
+            suffix = "" if len(trainers) == 1 else f"/{name.removeprefix('trainer-')}"
+            values.update({f"{key}{suffix}": value for key, value in {**worker.gauges, **counted}.items()})
+        rows, batches = (sum(w.delta.get(key, 0.0) for w in self._of("policy")) for key in ("rows", "batches"))
+        if batches:
+            values["inference_batch"] = rows / batches
         return Row(values, _bottleneck(busy))
 
     def _rate(self) -> float:
@@ -137,7 +150,7 @@ class Monitor:
         busy: dict[str, float] = {}
         for wait in WAITS:
             kind = _WAITER[wait]
-            workers = [w for w in self._of(kind) if w.delta.get("alive", 0) > 0]
+            workers = [w for w in self._of(kind) if w.delta.get("alive", 0) > _MEANINGFUL]
             if workers:
                 shares = [min(1.0, w.delta.get(f"wait/{wait}", 0.0) / w.delta["alive"]) for w in workers]
                 values[f"wait/{wait}"] = sum(shares) / len(shares)

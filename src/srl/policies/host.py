@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,7 +10,9 @@ import torch
 from srl.algorithms.base import Algorithm
 from srl.core.specs import Arrays, Spaces
 from srl.core.worker import State
-from srl.streams.protocols import ParameterReader
+
+if TYPE_CHECKING:
+    from srl.streams.protocols import ParameterReader
 
 
 def arrays_of(module: torch.nn.Module) -> Arrays:

@@ -11,6 +11,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from srl.core.specs import Array
+
 
 @dataclass(frozen=True)
 class FileNames:
@@ -24,6 +28,14 @@ class FileNames:
         partial = self.folder / f".{_file(name)}.{os.getpid()}"
         partial.write_text(endpoint)
         partial.replace(self.folder / _file(name))
+
+    def counter(self, name: str) -> Array:
+        """A number, -1 at first, that outlives the process that writes it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{_file(name)}.counter"
+        if not path.exists():
+            path.write_bytes(np.int64(-1).tobytes())
+        return np.memmap(path, "<i8", "r+", shape=(1,))
 
     def resolve(self, name: str) -> str | None:
         """Where ``name`` can be reached, or None while nobody has said."""

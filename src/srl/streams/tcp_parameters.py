@@ -44,6 +44,8 @@ class TcpWriter(BoardWriter):
 
     def __init__(self, stream: TcpParameters) -> None:
         super().__init__(ParameterBoard(shared=False))
+        # The board dies with this process, and readers keep what it published: its successor must go on above that.
+        self._mark = stream.names.counter(stream.name)
         self._socket = listen(stream.names, stream.name, stream.port, 1024)
         self._bell = Doorbell()
         self._waiting: dict[bytes, int] = {}
@@ -53,9 +55,15 @@ class TcpWriter(BoardWriter):
         self._thread = threading.Thread(target=self._serve, name="parameters", daemon=True)
         self._thread.start()
 
+    @property
+    def version(self) -> int:
+        """See :class:`~srl.streams.protocols.ParameterWriter`."""
+        return int(self._mark[0])
+
     def publish(self, arrays: Arrays, version: int) -> None:
         """See :class:`~srl.streams.protocols.ParameterWriter`."""
         super().publish(arrays, version)
+        self._mark[0] = version
         self._bell.ring()
 
     def close(self) -> None:
@@ -83,7 +91,7 @@ class TcpWriter(BoardWriter):
         self._socket.close()
 
     def _answer(self) -> None:
-        behind = [identity for identity, have in self._waiting.items() if have < self.version]
+        behind = [identity for identity, have in self._waiting.items() if have < self.board.version[0]]
         if not behind:
             return
         version, whole = self._copy()
@@ -98,8 +106,8 @@ class TcpWriter(BoardWriter):
 
     def _copy(self) -> tuple[int, bytes]:
         """The newest version, whole."""
-        while self._snapshot[0] < self.version:
-            version = self.version
+        while self._snapshot[0] < self.board.version[0]:
+            version = int(self.board.version[0])
             whole = self.board.half(version, int(self.board.nbytes[0])).tobytes()
             if self.board.begun[0] <= version + 1:
                 self._snapshot = version, whole

@@ -25,6 +25,8 @@ from srl.services.checkpoints import CheckpointStore
 from srl.streams.protocols import Full, ParameterStream, SampleConsumer, SampleStream
 from srl.streams.wait import wait
 
+_FIRST_SAVE = 10.0
+"""Seconds after which a new run is saved for the first time, so that a crash early on is not a new start."""
 _PATIENCE = 2.0
 """Seconds an update may still take once the run is ending; then it is abandoned."""
 
@@ -106,12 +108,12 @@ class TrainerWorker(Worker):
         if self.steps >= self.plan.steps:
             return Progress(done=True)
         self._admit()
-        with self.metrics.wait("samples"):
-            ready = self.source.get(timeout)
+        ready = self.source.get(timeout)
         if ready is None:
             return Progress()
         trained = self._train(*ready)
-        if time.monotonic() - self._saved_at >= self.plan.checkpoint_seconds:
+        due = min(self.plan.checkpoint_seconds, _FIRST_SAVE) if self._saved < 0 else self.plan.checkpoint_seconds
+        if time.monotonic() - self._saved_at >= due:
             self.save()
         return Progress(trained, done=self.steps >= self.plan.steps)
 
@@ -119,11 +121,9 @@ class TrainerWorker(Worker):
         steps = int(np.count_nonzero(batch.slab.arrays["valid"][batch.blocks, :-1]))
         for use in range(self.algorithm.reuse):
             staleness = self.version - self._versions(batch.blocks)
-            begin = time.perf_counter()
             found = self.learner.train(prepared, self.steps, self._abandon)
             if found is None:
                 return 0
-            self.metrics.add("busy/train", time.perf_counter() - begin)
             self.version += 1
             self.updates += 1
             if use == self.algorithm.reuse - 1:
@@ -240,11 +240,15 @@ class BatchSource:
     def get(self, timeout: float) -> tuple[Batch, Any, list[Full]] | None:
         """The next batch, or None if there is none within ``timeout`` seconds."""
         if self._thread is None:
-            return self._next(timeout)
+            with self.metrics.wait("samples"):
+                if timeout > 0 and not self._collect():
+                    wait([self.consumer.pollable()], timeout)
+            return self._next(0)
         if self._error is not None:
             raise self._error
         try:
-            return self._ready.get(timeout=max(timeout, 1e-4))
+            with self.metrics.wait("samples"):
+                return self._ready.get(timeout=max(timeout, 1e-4))
         except queue.Empty:
             return None
 

@@ -1,0 +1,111 @@
+"""Workers that die: the run goes on within its budget, and beyond it ends with the cause in one line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+import srl
+from srl import envs
+from srl.core.errors import WorkerError
+from srl.experiment import check, wire
+from srl.launch.local import LocalLauncher
+from srl.recipes import recipe
+
+
+class Broken(gymnasium.Env):
+    """Breaks at its third step."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 3:
+            raise ValueError("the robot fell apart")
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def small(**changes):
+    base = replace(recipe("cartpole"), actors=srl.Actors(envs=16), algorithm=srl.PPO(horizon=32, minibatch=128))
+    return replace(base, **changes)
+
+
+def test_crash_loop_ends_with_the_original_cause_and_the_log_to_read(tmp_path):
+    x = small(env=envs.gym(Broken), restarts=2)
+    with pytest.raises(WorkerError) as caught:
+        x.run(tmp_path / "run")
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "actor-0 failed after 2 restarts: ValueError: the robot fell apart" in text
+    log = tmp_path / "run" / "logs" / "actor-0.log"
+    assert str(log) in text
+    assert log.read_text().count("\nValueError: the robot fell apart") == 3
+    assert "test_faults.py" in log.read_text()  # the whole traceback is there
+
+
+def test_no_restart_budget_means_no_restart(tmp_path):
+    with pytest.raises(WorkerError, match="actor-0 failed after 0 restarts"):
+        small(env=envs.gym(Broken), restarts=0).run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("victim", ["actor-0", "policy-default-0", "trainer-default"])
+def test_killed_worker_is_replaced_and_training_goes_on(tmp_path, victim, transport):
+    actors = srl.Actors(count=2, envs=8, ring=2, inference="remote")
+    trainer = srl.Trainer(checkpoint_seconds=0.5)
+    x = small(actors=actors, transport=transport, trainer=trainer, steps=10**9, restarts=1)
+    said, versions, steps = [], [], {"now": 0.0, "at_kill": None, "killed": None}
+
+    def feed(name, kind, report):
+        if kind == "trainer":
+            steps["now"] = report["counters"].get("updates", 0.0)
+            if "version" in report["gauges"]:
+                versions.append(report["gauges"]["version"])
+
+    nodes = wire(x, check(x), tmp_path, None)
+    launcher = LocalLauncher(nodes, feed, tmp_path / "logs", x.restarts, 0, said.append)
+    deadline = time.monotonic() + 90
+
+    def ending():
+        assert time.monotonic() < deadline, (
+            f"stuck: {steps} {said} {[p.read_text() for p in Path(tmp_path).glob('logs/*')]}"
+        )
+        child = launcher.children.get(victim)
+        if steps["killed"] is None and steps["now"] >= 5:
+            steps["killed"], steps["at_kill"] = child.process.pid, steps["now"]
+            versions.append(max(versions))
+            os.kill(child.process.pid, signal.SIGKILL)
+            steps["now"] = 0.0
+        elif steps["killed"] and child.process.pid != steps["killed"] and steps["now"] >= steps["at_kill"] + 10:
+            return time.monotonic()
+        return None
+
+    launcher.run(ending)
+    assert said == [f"{victim} killed by SIGKILL; started again (1 of 1 restarts used)"]
+    assert versions == sorted(versions)
+
+
+def test_error_the_user_must_mend_is_not_retried(tmp_path):
+    run_dir = tmp_path / "run"
+    small(steps=1000, launcher="inline").run(run_dir)
+    store = run_dir / "checkpoints" / "default"
+    x = small(steps=5000)
+    nodes = wire(x, check(x), run_dir, "latest")
+    for file in store.glob("v*/arrays.safetensors"):
+        file.write_bytes(b"nonsense")
+    launcher = LocalLauncher(nodes, lambda *_: None, tmp_path / "logs", 3, 0, lambda _: pytest.fail("restarted"))
+    with pytest.raises(WorkerError, match=r"trainer-default failed: checkpoint .* is damaged"):
+        launcher.run(lambda: None)
