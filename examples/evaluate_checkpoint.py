@@ -12,7 +12,6 @@ def main() -> None:
         env=srl.envs.gym("CartPole-v1"),
         algorithm=srl.PPO(lr=1e-3, horizon=64),
         actors=srl.Actors(envs=16),
-        trainer=srl.Trainer(threads=1),
         launcher="inline",
     )
     experiment.run(out, steps=2_000)

@@ -32,6 +32,6 @@ class Corridor(gymnasium.Env[Any, Any]):
 if __name__ == "__main__":
     out = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="srl-")
     ppo = srl.PPO(lr=3e-3, horizon=32, minibatch=128)
-    experiment = srl.Experiment(srl.envs.gym(Corridor), ppo, actors=srl.Actors(envs=16), trainer=srl.Trainer(threads=1))
+    experiment = srl.Experiment(srl.envs.gym(Corridor), ppo, actors=srl.Actors(envs=16))
     result = experiment.run(out, steps=8_000, launcher="inline")
     print(f"return {srl.evaluate(result.run_dir).return_mean:.2f}, best possible 0.60")

@@ -6,10 +6,17 @@ For small numbers that is checked exhaustively: every state that a trainer and i
 from __future__ import annotations
 
 import itertools
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from srl.core.admission import capacity
+from srl.core.memory import Doorbell
+from srl.core.slab import STEP_FIELDS, BlockSpec
+from srl.core.worker import Metrics
+from srl.streams.samples import SampleBoard
+from srl.workers.trainer import BatchSource
 
 SMALL = list(itertools.product((0, 1, 2, 3), (1, 2, 3), (1, 2, 4, 12)))  # max_staleness, batch, max_running
 IDS = [f"staleness={s}-batch={b}-running={r}" for s, b, r in SMALL]
@@ -152,3 +159,24 @@ def test_synchronous_training_starts_one_batch_and_no_more():
     assert capacity(**arguments, trained=0, accepted=1, running=3) == 0
     assert capacity(**arguments, trained=0, accepted=4, running=0) == 0
     assert capacity(**arguments, trained=1, accepted=4, running=0) == 4
+
+
+def test_a_batch_prepared_ahead_is_not_trained_on_if_it_has_become_too_old():
+    """It may be fresh when it is prepared, and the batch before it raises the version."""
+    board = SampleBoard(BlockSpec(STEP_FIELDS, 1, 1), 2, [Doorbell()], shared=False)
+    consumer, producer, version = board.consumer(), board.producer(0, 1), 1
+    learner = SimpleNamespace(prepare=lambda batch: None)
+    source = BatchSource(consumer, learner, 1, lambda block: version > 1, Metrics())
+    source.start()
+    try:
+        consumer.grant(1, 0)
+        producer.commit(producer.acquire().block)
+        deadline = time.monotonic() + 5
+        while source.held == 0 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert source.held == 1, "it was not prepared"
+        version = 2
+        assert source.get(0.2) is None
+        assert source.held == 0
+    finally:
+        source.close()

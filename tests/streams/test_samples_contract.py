@@ -24,6 +24,7 @@ from srl.streams.tcp_samples import TcpSamples
 TCP = pytest.mark.parametrize("transport", ["tcp"], indirect=True)
 INLINE = pytest.mark.parametrize("transport", ["inline"], indirect=True)
 BOARDS = pytest.mark.parametrize("transport", ["inline", "shm"], indirect=True)
+TINY = BlockSpec({"action": ArraySpec((), "<i8")}, 1, 1)
 LARGE = BlockSpec({"obs": ArraySpec((512, 1024), "|u1"), "action": ArraySpec((), "<i8"), **STEP_FIELDS}, 7, 1)
 ACROSS = pytest.mark.parametrize("transport", ["shm", "tcp"], indirect=True)
 
@@ -364,16 +365,17 @@ def test_producers_killed_at_any_moment_leave_a_working_stream(samples, ends):
     granted(consumer, 4)
 
 
-def test_grants_to_the_dead_are_never_taken_for_ones_own(samples, ends):
-    stream = samples(blocks=3)
-    consumer = ends.near(Consumer, stream)
+@BOARDS
+def test_grants_to_the_dead_are_never_taken_for_ones_own(samples):
+    board = samples(blocks=3)
+    consumer = board.consumer()
     for incarnation in range(1, 6):  # each dies without a look at what it was granted
-        producer = ends.near(Producer, stream, 0, incarnation)
-        eventually(lambda: consumer.levels() == (0, 0))
-        granted(consumer, 3)
-    got = [eventually(producer.acquire).block for _ in range(3)]
-    assert len(set(got)) == 3
-    assert never(producer.acquire, 0.02)
+        producer = board.producer(0, incarnation)
+        assert consumer.levels() == (0, 0)
+        assert consumer.grant(3, incarnation) == 3
+    got = list(iter(producer.acquire, None))
+    assert sorted(grant.block for grant in got) == [0, 1, 2]
+    assert {grant.version for grant in got} == {5}
 
 
 def test_an_older_incarnation_is_ignored(samples, ends):
@@ -462,7 +464,7 @@ def die_as_consumer(method):
 @pytest.mark.parametrize("method", ["grant", "take", "release", "levels", "start"])
 def test_a_consumer_killed_at_any_instruction_costs_no_memory(samples, method):
     def scenario(kill):
-        board = samples(blocks=4, producers=2)
+        board = samples(blocks=4, producers=2, spec=TINY)
         producers = [Producer(board, index) for index in range(2)]
         first = Consumer(board)
         assert first.grant(3, 0) == 3
@@ -486,7 +488,7 @@ def test_a_consumer_killed_at_any_instruction_costs_no_memory(samples, method):
 @pytest.mark.parametrize("method", ["acquire", "commit", "start", "close"])
 def test_a_producer_killed_at_any_instruction_costs_no_memory_and_no_committed_block(samples, method):
     def scenario(kill):
-        board = samples(blocks=3)
+        board = samples(blocks=3, spec=TINY)
         consumer, producer = Consumer(board), Producer(board, 0, 1)
         assert consumer.grant(3, 0) == 3
         assert producer.produce(1)
@@ -556,10 +558,14 @@ class Interleaved:
 
     def finish(self):
         """Everybody fills what is granted; then all memory is free again."""
-        for index in self.producers:
-            for _ in range(4):
-                self.acquire(index)
-                self.commit(index)
+        self.found += self.consumer.drain()
+        self.consumer.grant(9, 1)
+        for index, _ in itertools.product(self.producers, range(4)):
+            self.acquire(index)
+        held = [block for blocks in self.open.values() for block in blocks]
+        assert len(set(held)) == len(held), "a block was given twice"
+        for index, _ in itertools.product(self.producers, range(4)):
+            self.commit(index)
         self.found += self.consumer.drain()
         assert sorted(numbers(self.found)) == self.sent
         assert len({tuple(full[1:]) for full, _ in self.found}) == len(self.sent)
@@ -574,7 +580,7 @@ def test_whatever_happens_in_the_middle_of_a_call_no_block_is_lost_or_given_twic
     """What one process can do at any instruction of another."""
 
     def scenario(interrupt):
-        run = Interleaved(samples(blocks=4, producers=2))
+        run = Interleaved(samples(blocks=4, producers=2, spec=TINY))
         interrupt(lambda: CALLS[call](run), lambda: CALLS[meanwhile](run))
         run.finish()
 

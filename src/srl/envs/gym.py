@@ -65,7 +65,7 @@ class Gym(EnvConfig):
             raise ConfigError(f"environment {name!r} refused its arguments {kwargs}: {error}") from error
 
 
-def gym(id: str | Callable[..., gymnasium.Env[Any, Any]], **kwargs: Any) -> Gym:
+def gym(id: str | Callable[..., gymnasium.Env[Any, Any]], /, **kwargs: Any) -> Gym:
     """The environment with this Gymnasium id (or made by this callable), with these arguments."""
     return Gym(id, kwargs)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from srl.core.worker import WAITS
@@ -36,28 +37,30 @@ class LiveDisplay:
             BarColumn(bar_width=None),
             TaskProgressColumn(),
             MofNCompleteColumn(),
-            TextColumn("steps, left"),
-            TimeRemainingColumn(),
+            TextColumn("steps, [bold]{task.fields[left]}[/] left"),
             console=console,
         )
-        self._task = self._progress.add_task("train", total=steps)
-        self._live = Live(self._picture({}, "starting"), console=console, refresh_per_second=4)
+        self._steps = steps
+        self._task = self._progress.add_task("train", total=steps, left="–")
+        self._live = Live(self.picture({}, "starting"), console=console, refresh_per_second=4)
         self._live.start()
 
     def write(self, row: Row) -> None:
         """See :class:`~srl.monitor.monitor.Sink`."""
-        self._progress.update(self._task, completed=int(row.values["steps"]))
-        self._live.update(self._picture(row.values, row.bottleneck))
+        left = _left(row.values, self._steps)
+        self._progress.update(self._task, completed=int(row.values["steps"]), left=left)
+        self._live.update(self.picture(row.values, row.bottleneck))
 
     def say(self, text: str) -> None:
         """See :class:`~srl.monitor.monitor.Sink`."""
-        self._live.console.print(text)
+        self._live.console.print(text, highlight=False, markup=False)
 
     def close(self) -> None:
         """See :class:`~srl.monitor.monitor.Sink`."""
         self._live.stop()
 
-    def _picture(self, values: dict[str, float], bottleneck: str) -> Panel:
+    def picture(self, values: dict[str, float], bottleneck: str) -> Panel:
+        """What the display shows for these numbers."""
         table = Table.grid(expand=True, padding=(0, 2))
         for _ in range(4):
             table.add_column(ratio=1)
@@ -98,11 +101,11 @@ class PlainDisplay:
             return
         self._last = now
         rate = values["steps_per_second"]
-        left = f"{max(0.0, self._steps - values['steps']) / rate:.0f}s" if rate else "–"
+        left = _left(values, self._steps)
         waits = " ".join(f"{name} {values[f'wait/{name}']:.0%}" for name in WAITS if f"wait/{name}" in values)
         text = (
             f"{values['time']:6.0f}s  {values['steps']:>10,.0f}/{self._steps:,} steps  {rate:>7,.0f}/s  "
-            f"left {left:>5}  "
+            f"left {left:>7}  "
             f"return {_number(values, 'return_mean', '{:.1f}')}  length {_number(values, 'length_mean', '{:.0f}')}  "
             f"staleness {_number(values, 'train/staleness', '{:.2f}')}  "
             f"blocks {_number(values, 'queue/filling', '{:.0f}')}+{_number(values, 'queue/full', '{:.0f}')}  "
@@ -116,6 +119,12 @@ class PlainDisplay:
 
     def close(self) -> None:
         """See :class:`~srl.monitor.monitor.Sink`."""
+
+
+def _left(values: dict[str, float], steps: int) -> str:
+    """The time left, as h:mm:ss."""
+    rate = values["steps_per_second"]
+    return str(timedelta(seconds=round(max(0.0, steps - values["steps"]) / rate))) if rate else "–"
 
 
 def _number(values: dict[str, float], name: str, shape: str) -> str:

@@ -27,7 +27,7 @@ from srl.streams.wait import wait
 
 _FIRST_SAVE = 10.0
 """Seconds after which a new run is saved for the first time, so that a crash early on is not a new start."""
-_PATIENCE = 2.0
+_PATIENCE = 1.0
 """Seconds an update may still take once the run is ending; then it is abandoned."""
 
 
