@@ -95,8 +95,8 @@ class Ends:
     def near(self, make, *arguments):
         """An end in this process."""
         end = make(*arguments)
-        if (server := getattr(end, "_socket", None)) is not None:
-            self.stack.callback(server.close)  # a server whose thread died would leave it open
+        if (server := getattr(end, "_server", None)) is not None:
+            self.stack.callback(server.socket.close)  # a server thread that dies leaves it open
         self.stack.callback(end.close)
         return end
 

@@ -17,14 +17,15 @@ from srl.streams.frames import KINDS, MAGIC, MAX_HEADER, Header, decode, encode,
 fuzz = settings(deadline=None, max_examples=100, database=None)
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
+NUMBER = st.integers(-1, 2**53)
 HEADERS = st.builds(
     Header,
     kind=st.sampled_from(sorted(KINDS)),
-    sender=INT64,
-    incarnation=INT64,
-    sequence=INT64,
-    number=INT64,
-    version=INT64,
+    sender=NUMBER,
+    incarnation=NUMBER,
+    sequence=NUMBER,
+    number=NUMBER,
+    version=NUMBER,
 )
 DTYPES = st.sampled_from(["|u1", "|b1", "<i2", "<i8", "<u4", "<f2", "<f4", "<f8"])
 SHAPE = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)

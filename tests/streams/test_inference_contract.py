@@ -472,11 +472,11 @@ def test_garbage_is_refused_and_changes_nothing(inference, ends, stranger, frame
 
     eventually(refused)
     assert server.serve(1) == 1
-    eventually(client.ready, 1)
+    eventually(client.ready, 2)
     check_answer(client, 1, 2, 1)
     client.ask(2, 3)
-    assert eventually(lambda: server.serve(2), 1) == 1
-    eventually(client.ready, 1)
+    assert eventually(lambda: server.serve(2), 2) == 1
+    eventually(client.ready, 2)
     check_answer(client, 2, 3, 2)
 
 

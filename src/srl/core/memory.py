@@ -146,7 +146,7 @@ class Doorbell:
     def clear(self) -> None:
         """Forget all rings so far. Call before looking at what the rings announce, not after."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self._read, 4096)
+            os.read(self._read, 1 << 16)  # all that a pipe holds
 
     def wait(self, timeout: float) -> bool:
         """Wait until rung or until ``timeout`` seconds have passed; True if rung."""

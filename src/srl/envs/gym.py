@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +54,10 @@ class Gym(EnvConfig):
                 importlib.import_module(module)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # deprecation notes of ids belong to the id's author
-                if gymnasium.spec(bare).vector_entry_point is not None:
+                spec = gymnasium.spec(bare)
+                if "mujoco" in str(spec.entry_point):
+                    _quiet_mujoco()
+                if spec.vector_entry_point is not None:
                     env: VectorEnv[Any, Any, Any] = gymnasium.make_vec(bare, num_envs=copies, **kwargs)
                     if env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP:
                         return env
@@ -88,6 +92,13 @@ def _register_atari() -> None:
     except ImportError as error:
         raise ConfigError("Atari games need the package ale-py: pip install 'reallyscalablerl[atari]'") from error
     gymnasium.register_envs(ale_py)
+
+
+def _quiet_mujoco() -> None:
+    """Keep MuJoCo from printing, and logging to the current folder, what is deprecated in a model's file."""
+    import mujoco
+
+    mujoco.set_mju_user_warning(lambda text: None if "deprecated" in text else print(text, file=sys.stderr))
 
 
 def _in_turn(make: Callable[[], gymnasium.Env[Any, Any]], copies: int) -> VectorEnv[Any, Any, Any]:

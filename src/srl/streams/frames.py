@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -22,15 +22,18 @@ MAX_HEADER = 128
 KINDS = frozenset({"hello", "credit", "block", "close", "request", "reply", "have", "parameters"})
 
 
+Number = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
+
+
 class Header(msgspec.Struct, array_like=True, frozen=True):
     """The first frame. What ``sequence`` and ``number`` mean depends on the kind."""
 
     kind: str
-    sender: int = 0
-    incarnation: int = 0
-    sequence: int = 0
-    number: int = 0
-    version: int = -1
+    sender: Number = 0
+    incarnation: Number = 0
+    sequence: Number = 0
+    number: Number = 0
+    version: Number = -1
 
 
 _decode = msgspec.msgpack.Decoder(Header).decode
@@ -51,7 +54,7 @@ def decode(frames: Sequence[Any]) -> tuple[Header, Sequence[Any]]:
         raise DecodeError("a message that does not begin with an SRL header")
     try:
         header = _decode(first[len(MAGIC) :])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DecodeError(f"a malformed header: {error}") from error
     if header.kind not in KINDS:
         raise DecodeError(f"unknown kind of message {header.kind!r}")

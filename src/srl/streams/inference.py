@@ -61,6 +61,7 @@ class BoardClient:
 
     def __init__(self, board: InferenceBoard, index: int) -> None:
         self.board, self.index = board, index
+        board.answered[index] = board.asked[index]  # what a former owner of the slot asked is not wanted any more
 
     def submit(self, step: int, version: int) -> None:
         """See :class:`~srl.streams.protocols.InferenceClient`."""

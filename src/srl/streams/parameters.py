@@ -1,8 +1,9 @@
-"""The parameter stream within one host: two copies of the weights in one segment, and a version.
+"""The parameter stream within one host: two copies of the weights in one segment, and which is the newest.
 
-The trainer writes version *n* into half ``n % 2`` and then says so; a reader that has the newest version reads
-one integer and does nothing. A reader is never blocked by the writer: it copies, then checks that the writer
-had not begun to overwrite that half meanwhile, and copies again if it had.
+The n-th publication goes into half ``n % 2``; when it is complete the writer says so. A reader that has the newest
+version reads one integer and does nothing. Nobody waits for anybody: a reader copies, then checks that the writer had
+not begun to overwrite that half meanwhile, and copies again if it had. A writer killed half-way has touched only the
+half that nobody reads, and its successor writes it anew.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from srl.core.memory import Segment
 from srl.core.slab import Layout
 from srl.core.specs import Arrays
 
-_HEADER = ("begun", "version", "nbytes", "shape")
+_HEADER = ("begun", "published", "nbytes", "shape", "version0", "version1")
 
 
 class ParameterBoard:
@@ -26,16 +27,21 @@ class ParameterBoard:
         self.header_segment = Segment(8 * len(_HEADER), shared=shared)
         self.data = Segment(0, shared=shared)
         self._map()
-        self.begun[0] = self.version[0] = -1
+        self.versions[:] = -1
 
     def _map(self) -> None:
         header = self.header_segment.array(0, (len(_HEADER),), "<i8")
-        self.begun, self.version, self.nbytes, self.shape = (header[i : i + 1] for i in range(len(_HEADER)))
+        self.begun, self.published, self.nbytes, self.shape = (header[i : i + 1] for i in range(4))
+        self.versions = header[4:]
 
-    def half(self, version: int, nbytes: int) -> Any:
-        """The bytes that hold ``version``."""
+    def newest(self) -> int:
+        """The newest version (-1: none)."""
+        return int(self.versions[self.published[0] % 2])
+
+    def half(self, publication: int, nbytes: int) -> Any:
+        """The bytes of a publication."""
         self.data.resize(2 * nbytes)
-        return self.data.array(version % 2 * nbytes, (nbytes,), "|u1")
+        return self.data.array(publication % 2 * nbytes, (nbytes,), "|u1")
 
     def writer(self) -> BoardWriter:
         """See :class:`~srl.streams.protocols.ParameterStream`."""
@@ -68,7 +74,7 @@ class BoardWriter:
     @property
     def version(self) -> int:
         """See :class:`~srl.streams.protocols.ParameterWriter`."""
-        return int(self.board.version[0])
+        return self.board.newest()
 
     def publish(self, arrays: Arrays, version: int) -> None:
         """See :class:`~srl.streams.protocols.ParameterWriter`."""
@@ -77,22 +83,28 @@ class BoardWriter:
         for name, (offset, _, _) in layout.places.items():
             value = arrays[name]
             half[offset : offset + value.nbytes].view(value.dtype).reshape(value.shape)[...] = value
-        self.board.version[0] = version
+        self._end(version)
 
     def publish_bytes(self, payload: Any, shape: int, version: int) -> None:
         """Publish what another board held, unopened."""
         half = self._begin(len(payload), shape, version)
         half[:] = memoryview(payload)
-        self.board.version[0] = version
+        self._end(version)
 
     def _begin(self, nbytes: int, shape: int, version: int) -> Any:
         board = self.board
-        if version <= board.version[0]:
-            raise StreamError(f"version {version} published after version {board.version[0]}")
-        if board.version[0] >= 0 and (nbytes, shape) != (board.nbytes[0], board.shape[0]):
+        if version <= self.version:
+            raise StreamError(f"version {version} published after version {self.version}")
+        if board.newest() >= 0 and (nbytes, shape) != (board.nbytes[0], board.shape[0]):
             raise StreamError("the published parameters do not have the layout of the versions before")
-        board.nbytes[0], board.shape[0], board.begun[0] = nbytes, shape, version
-        return board.half(version, nbytes)
+        board.nbytes[0], board.shape[0] = nbytes, shape
+        board.begun[0] = board.published[0] + 1
+        return board.half(int(board.begun[0]), nbytes)
+
+    def _end(self, version: int) -> None:
+        board = self.board
+        board.versions[board.begun[0] % 2] = version
+        board.published[0] = board.begun[0]
 
     def close(self) -> None:
         """See :class:`~srl.streams.protocols.ParameterWriter`."""
@@ -106,22 +118,23 @@ class BoardReader:
 
     def newest(self) -> int:
         """See :class:`~srl.streams.protocols.ParameterReader`."""
-        return int(self.board.version[0])
+        return self.board.newest()
 
     def read(self, like: Arrays, load: Callable[[Arrays], None]) -> int:
         """See :class:`~srl.streams.protocols.ParameterReader`."""
         layout, shape = pack(like)
         board = self.board
-        if board.version[0] >= 0 and (layout.nbytes, shape) != (board.nbytes[0], board.shape[0]):
+        if board.newest() < 0:
+            raise StreamError("no parameters have been published yet")
+        if (layout.nbytes, shape) != (board.nbytes[0], board.shape[0]):
             raise StreamError("the published parameters are not those of this policy's network")
         while True:
-            version = int(board.version[0])
-            if version < 0:
-                raise StreamError("no parameters have been published yet")
-            board.half(version, layout.nbytes)
-            start = version % 2 * layout.nbytes
+            publication = int(board.published[0])
+            version = int(board.versions[publication % 2])
+            board.half(publication, layout.nbytes)
+            start = publication % 2 * layout.nbytes
             load({n: board.data.array(start + o, s, d) for n, (o, s, d) in layout.places.items()})
-            if board.begun[0] <= version + 1:  # half of this version not reused meanwhile
+            if board.begun[0] <= publication + 1:  # this half was not written again meanwhile
                 return version
 
     def pollable(self) -> Any:

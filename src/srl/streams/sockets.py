@@ -6,13 +6,15 @@ restarted server listens on another port.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import zmq
 
 from srl.core.errors import ConfigError, DecodeError
+from srl.core.memory import Doorbell
 from srl.services.names import FileNames
 from srl.streams.frames import Header, decode, encode
 
@@ -43,6 +45,49 @@ def receive(socket: zmq.Socket[bytes], limit: int = 1024) -> Iterator[list[Any]]
             yield [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]
         except zmq.Again:
             return
+
+
+class ServerThread:
+    """Owns a server socket: handles what arrives, then does what its owner has rung for."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        handle: Callable[[bytes, Header, Any], None],
+        after: Callable[[], None],
+        farewell: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``handle`` gets a peer's identity, header and payload; ``after`` runs whenever the thread was woken."""
+        self.socket, self.bell, self.rejected = socket, Doorbell(), 0
+        self._handle, self._after, self._farewell = handle, after, farewell
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="server", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Say farewell and end."""
+        self._closing.set()
+        self.bell.ring()
+        self._thread.join(timeout=5)
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self.socket, zmq.POLLIN)
+        poller.register(self.bell.fileno(), zmq.POLLIN)
+        while not self._closing.is_set():
+            poller.poll(200)
+            self.bell.clear()
+            for frames in receive(self.socket):
+                try:
+                    self._handle(bytes(frames[0]), *decode(frames[1:]))
+                except DecodeError:
+                    self.rejected += 1
+            self._after()
+        self._farewell()
+        self.socket.close(linger=200)
 
 
 class ServerLink:

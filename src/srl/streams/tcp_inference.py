@@ -146,6 +146,7 @@ class TcpServer:
         client = header.sender
         if header.kind != "request" or not 0 <= client < self.stream.clients:
             raise DecodeError(f"{header.kind!r} from client {client}")
+        arrays = payload(frames, self._shapes)  # before anything changes
         if header.incarnation < self._incarnation[client]:
             return
         if header.incarnation > self._incarnation[client]:
@@ -153,7 +154,6 @@ class TcpServer:
             self._asked[client] = self._answered[client] = 0
         self._identities[client] = identity
         if header.sequence > self._asked[client]:
-            arrays = payload(frames, self._shapes)
             for name, array in zip(self.stream.inputs, arrays, strict=True):
                 self.slab.steps[name][client] = array
             self._asked[client], self._version[client] = header.sequence, header.version

@@ -6,19 +6,17 @@ reader that has the newest version, and a reader that was busy gets the newest o
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import zmq
 
-from srl.core.errors import DecodeError
-from srl.core.memory import Doorbell
+from srl.core.errors import DecodeError, StreamError
 from srl.core.specs import Arrays
 from srl.services.names import FileNames
-from srl.streams.frames import Header, decode, encode
+from srl.streams.frames import Header, encode
 from srl.streams.parameters import BoardReader, BoardWriter, ParameterBoard
-from srl.streams.sockets import ServerLink, listen, receive
+from srl.streams.sockets import ServerLink, ServerThread, listen
 
 MAX_BYTES = 2**33
 """Largest set of weights a reader takes."""
@@ -46,14 +44,16 @@ class TcpWriter(BoardWriter):
         super().__init__(ParameterBoard(shared=False))
         # The board dies with this process, and readers keep what it published: its successor must go on above that.
         self._mark = stream.names.counter(stream.name)
-        self._socket = listen(stream.names, stream.name, stream.port, 1024)
-        self._bell = Doorbell()
+        socket = listen(stream.names, stream.name, stream.port, 1024)
+        self._server = ServerThread(socket, self._handle, self._answer)
         self._waiting: dict[bytes, int] = {}
         self._snapshot: tuple[int, bytes] = (-1, b"")
-        self.rejected = 0
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="parameters", daemon=True)
-        self._thread.start()
+        self._server.start()
+
+    @property
+    def rejected(self) -> int:
+        """Messages that were no valid frames of this stream."""
+        return self._server.rejected
 
     @property
     def version(self) -> int:
@@ -64,34 +64,19 @@ class TcpWriter(BoardWriter):
         """See :class:`~srl.streams.protocols.ParameterWriter`."""
         super().publish(arrays, version)
         self._mark[0] = version
-        self._bell.ring()
+        self._server.bell.ring()
 
     def close(self) -> None:
         """See :class:`~srl.streams.protocols.ParameterWriter`."""
-        self._closing.set()
-        self._bell.ring()
-        self._thread.join(timeout=5)
+        self._server.close()
 
-    def _serve(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._bell.fileno(), zmq.POLLIN)
-        while not self._closing.is_set():
-            poller.poll(200)
-            self._bell.clear()
-            for frames in receive(self._socket):
-                try:
-                    header, _ = decode(frames[1:])
-                    if header.kind != "have":
-                        raise DecodeError(f"a reader does not send {header.kind!r}")
-                    self._waiting[bytes(frames[0])] = header.version
-                except DecodeError:
-                    self.rejected += 1
-            self._answer()
-        self._socket.close()
+    def _handle(self, identity: bytes, header: Header, _: Any) -> None:
+        if header.kind != "have":
+            raise DecodeError(f"a reader does not send {header.kind!r}")
+        self._waiting[identity] = header.version
 
     def _answer(self) -> None:
-        behind = [identity for identity, have in self._waiting.items() if have < self.board.version[0]]
+        behind = [identity for identity, have in self._waiting.items() if have < self.board.newest()]
         if not behind:
             return
         version, whole = self._copy()
@@ -100,16 +85,18 @@ class TcpWriter(BoardWriter):
             del self._waiting[identity]
             message = encode(Header("parameters", number=shape, version=version))
             try:
-                self._socket.send_multipart([identity, *message, whole], zmq.NOBLOCK, copy=False)
+                self._server.socket.send_multipart([identity, *message, whole], zmq.NOBLOCK, copy=False)
             except zmq.ZMQError:  # it is away; it will ask again
                 continue
 
     def _copy(self) -> tuple[int, bytes]:
         """The newest version, whole."""
-        while self._snapshot[0] < self.board.version[0]:
-            version = int(self.board.version[0])
-            whole = self.board.half(version, int(self.board.nbytes[0])).tobytes()
-            if self.board.begun[0] <= version + 1:
+        board = self.board
+        while self._snapshot[0] < board.newest():
+            publication = int(board.published[0])
+            version = int(board.versions[publication % 2])
+            whole = board.half(publication, int(board.nbytes[0])).tobytes()
+            if board.begun[0] <= publication + 1:
                 self._snapshot = version, whole
         return self._snapshot
 
@@ -128,7 +115,10 @@ class TcpReader(BoardReader):
             if header.kind != "parameters" or len(frames) != 1:
                 self._link.rejected += 1
             elif header.version > super().newest():
-                self._into.publish_bytes(frames[0], header.number, header.version)
+                try:
+                    self._into.publish_bytes(frames[0], header.number, header.version)
+                except StreamError:  # weights of another size: not those of this policy
+                    self._link.rejected += 1
                 self._ask()
         if self._link.silent():
             self._ask()

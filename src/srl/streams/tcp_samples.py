@@ -8,7 +8,6 @@ that comes twice is dropped, and one that was lost with its connection just give
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,13 +15,12 @@ from typing import Any
 import zmq
 
 from srl.core.errors import DecodeError, StreamClosed, StreamError
-from srl.core.memory import Doorbell
 from srl.core.slab import BlockSpec, Slab
 from srl.services.names import FileNames
-from srl.streams.frames import Header, decode, encode, payload
+from srl.streams.frames import Header, encode, payload
 from srl.streams.protocols import Grant
 from srl.streams.samples import BoardConsumer, BoardProducer, SampleBoard
-from srl.streams.sockets import ServerLink, listen, receive
+from srl.streams.sockets import ServerLink, ServerThread, listen
 
 STAGING = 3
 """Blocks a remote producer can hold: one being filled, the others on their way."""
@@ -63,45 +61,28 @@ class TcpConsumer(BoardConsumer):
     """The consumer's end: a board, and the thread that fills it from the network."""
 
     def __init__(self, stream: TcpSamples) -> None:
-        self._bell = Doorbell()
-        board = SampleBoard(stream.spec, stream.blocks, [self._bell] * stream.producers, shared=False)
-        super().__init__(board)
         layout = stream.spec.layout(1)
         self._shapes = [(shape[1:], dtype) for _, shape, dtype in layout.places.values()]
         self._names = list(layout.places)
         largest = max(spec.nbytes for spec in stream.spec.fields.values())
         limit = largest * (stream.spec.horizon + 1) * stream.spec.rows
-        self._socket = listen(stream.names, stream.name, stream.port, limit)
+        socket = listen(stream.names, stream.name, stream.port, limit)
+        self._server = ServerThread(socket, self._handle, self._pass_credit, self._farewell)
+        bells = [self._server.bell] * stream.producers
+        super().__init__(SampleBoard(stream.spec, stream.blocks, bells, shared=False))
         self._remotes: dict[int, _Remote] = {}
-        self.rejected = self.duplicates = 0
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="samples", daemon=True)
-        self._thread.start()
+        self.duplicates = 0
+        self._server.start()
+
+    @property
+    def rejected(self) -> int:
+        """Messages that were no valid frames of this stream."""
+        return self._server.rejected
 
     def close(self) -> None:
         """See :class:`~srl.streams.protocols.SampleConsumer`."""
         super().close()
-        self._closing.set()
-        self._bell.ring()
-        self._thread.join(timeout=5)
-
-    def _serve(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._bell.fileno(), zmq.POLLIN)
-        while not self._closing.is_set():
-            poller.poll(200)
-            self._bell.clear()
-            for frames in receive(self._socket):
-                try:
-                    self._handle(bytes(frames[0]), *decode(frames[1:]))
-                except DecodeError:
-                    self.rejected += 1
-            for remote in self._remotes.values():
-                self._pass_credit(remote)
-        for remote in self._remotes.values():
-            self._send(remote, Header("close"))
-        self._socket.close(linger=200)
+        self._server.close()
 
     def _handle(self, identity: bytes, header: Header, frames: Any) -> None:
         if not 0 <= header.sender < self.board.producers:
@@ -134,21 +115,27 @@ class TcpConsumer(BoardConsumer):
             block[name][...] = array
         remote.producer.commit(grant.block)
 
-    def _pass_credit(self, remote: _Remote) -> None:
-        try:
-            while (grant := remote.producer.acquire()) is not None:
-                remote.granted.append(grant)
-                remote.version = grant.version
-        except StreamClosed:
-            return
-        total = remote.received + len(remote.granted), remote.version
-        if total != remote.told:
-            remote.told = total
-            self._send(remote, Header("credit", number=total[0], version=total[1]))
+    def _pass_credit(self) -> None:
+        """Tell remote producers how much the board has granted them since."""
+        for remote in self._remotes.values():
+            try:
+                while (grant := remote.producer.acquire()) is not None:
+                    remote.granted.append(grant)
+                    remote.version = grant.version
+            except StreamClosed:
+                return
+            total = remote.received + len(remote.granted), remote.version
+            if total != remote.told:
+                remote.told = total
+                self._send(remote, Header("credit", number=total[0], version=total[1]))
+
+    def _farewell(self) -> None:
+        for remote in self._remotes.values():
+            self._send(remote, Header("close"))
 
     def _send(self, remote: _Remote, header: Header) -> None:
         try:
-            self._socket.send_multipart([remote.identity, *encode(header)], zmq.NOBLOCK)
+            self._server.socket.send_multipart([remote.identity, *encode(header)], zmq.NOBLOCK)
         except zmq.ZMQError:  # it is away; its next hello asks again
             remote.told = (-1, -1)
 
