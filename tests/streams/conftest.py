@@ -13,7 +13,7 @@ from srl.core.memory import Doorbell
 from srl.core.slab import Slab
 from srl.services.names import FileNames
 from srl.streams import sockets
-from srl.streams.frames import Header, encode
+from srl.streams.frames import Header, encode, stream_id
 from srl.streams.inference import InferenceBoard
 from srl.streams.parameters import ParameterBoard
 from srl.streams.samples import SampleBoard
@@ -135,6 +135,7 @@ class Stranger:
     """A TCP peer that sends what it likes to the server of a name, and hears what that sends back."""
 
     def __init__(self, names, name):
+        self.name = name
         self.socket = zmq.Context.instance().socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(eventually(lambda: names.resolve(name)))
@@ -143,7 +144,7 @@ class Stranger:
         self.socket.send_multipart(frames)
 
     def say(self, kind, *arrays, **header):
-        self.send(*encode(Header(kind, **header), arrays))
+        self.send(*encode(Header(kind, **header), arrays, stream_id(self.name)))
 
     def hear(self):
         """One message that is already there, or None."""

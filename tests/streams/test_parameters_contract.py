@@ -10,10 +10,22 @@ import pytest
 from stream_peers import WEIGHTS, Reader, Writer, eventually, every_moment, never, weights
 
 from srl.core.errors import StreamError
+from srl.streams import frames as codec
 from srl.streams import parameters as parameters_module
-from srl.streams.frames import Header, decode, encode
+from srl.streams.frames import Header
 from srl.streams.parameters import ParameterBoard, pack
 from srl.streams.tcp_parameters import TcpParameters
+
+STREAM = codec.stream_id("parameters")
+
+
+def encode(header, arrays=()):
+    return codec.encode(header, arrays, STREAM)
+
+
+def decode(frames):
+    return codec.decode(frames, STREAM)
+
 
 TCP = pytest.mark.parametrize("transport", ["tcp"], indirect=True)
 ACROSS = pytest.mark.parametrize("transport", ["shm", "tcp"], indirect=True)

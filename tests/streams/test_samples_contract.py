@@ -17,9 +17,21 @@ from stream_peers import SPEC, Consumer, Producer, contents, eventually, every_m
 from srl.core.errors import StreamClosed, StreamError
 from srl.core.slab import STEP_FIELDS, BlockSpec, Slab
 from srl.core.specs import ArraySpec
+from srl.streams import frames as codec
 from srl.streams import samples as samples_module
-from srl.streams.frames import Header, decode, encode
+from srl.streams.frames import Header
 from srl.streams.tcp_samples import TcpSamples
+
+STREAM = codec.stream_id("samples")
+
+
+def encode(header, arrays=()):
+    return codec.encode(header, arrays, STREAM)
+
+
+def decode(frames):
+    return codec.decode(frames, STREAM)
+
 
 TCP = pytest.mark.parametrize("transport", ["tcp"], indirect=True)
 INLINE = pytest.mark.parametrize("transport", ["inline"], indirect=True)

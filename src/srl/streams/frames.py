@@ -1,13 +1,15 @@
 """What TCP peers send each other: a checked header, then raw array buffers. Never pickle.
 
-A message is several ZeroMQ frames: ``b"SRL1"`` + a small msgpack header, then one frame per array, in the order of
-the stream's spec. The header says nothing about shapes or dtypes: both sides know them, so a peer cannot make the
-other allocate anything, and a payload either has exactly the expected sizes or is refused.
+A message is several ZeroMQ frames: ``b"SRL1"``, four bytes that name the stream and a small msgpack header, then one
+frame per array, in the order of the stream's spec. The header says nothing about shapes or dtypes: both sides know
+them, so a peer cannot make the other allocate anything, and a payload either has exactly the expected sizes or is
+refused.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -18,6 +20,7 @@ from srl.core.errors import DecodeError
 from srl.core.specs import Array
 
 MAGIC = b"SRL1"
+NO_STREAM = bytes(4)
 MAX_HEADER = 128
 KINDS = frozenset({"hello", "credit", "block", "close", "request", "reply", "have", "parameters"})
 
@@ -40,20 +43,25 @@ _decode = msgspec.msgpack.Decoder(Header).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def encode(header: Header, arrays: Iterable[Array] = ()) -> list[Any]:
+def stream_id(name: str) -> bytes:
+    """Tells the streams of a run apart: a port may be given to the server of another stream after a restart."""
+    return zlib.crc32(name.encode()).to_bytes(4, "little")
+
+
+def encode(header: Header, arrays: Iterable[Array] = (), stream: bytes = NO_STREAM) -> list[Any]:
     """A message; contiguous arrays are not copied."""
-    return [MAGIC + _encode(header), *(_bytes(array) for array in arrays)]
+    return [MAGIC + stream + _encode(header), *(_bytes(array) for array in arrays)]
 
 
-def decode(frames: Sequence[Any]) -> tuple[Header, Sequence[Any]]:
-    """The header of a message and its payload frames. Raises DecodeError on anything else."""
+def decode(frames: Sequence[Any], stream: bytes = NO_STREAM) -> tuple[Header, Sequence[Any]]:
+    """The header of a message of this stream and its payload frames. Raises DecodeError on anything else."""
     if not frames:
         raise DecodeError("an empty message")
     first = bytes(memoryview(frames[0])[: MAX_HEADER + 1])
-    if len(first) > MAX_HEADER or not first.startswith(MAGIC):
-        raise DecodeError("a message that does not begin with an SRL header")
+    if len(first) > MAX_HEADER or not first.startswith(MAGIC + stream):
+        raise DecodeError("a message that does not begin with a header of this stream")
     try:
-        header = _decode(first[len(MAGIC) :])
+        header = _decode(first[len(MAGIC + stream) :])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DecodeError(f"a malformed header: {error}") from error
     if header.kind not in KINDS:

@@ -5,6 +5,8 @@ producers fill granted blocks in place and *commit* them, the consumer takes the
 
     FREE --grant--> GRANTED --commit--> FULL --take--> HELD --release--> FREE
 
+(OFFERED is a block in the middle of being granted.)
+
 The board is a few integer arrays. Each is written by one side only and there is no lock, so a process killed at
 any instruction leaves nothing locked: a new producer raises its *epoch*, the consumer takes back what the old
 epoch had not committed; a new consumer finds every block's state on the board. In private memory this is the
@@ -25,7 +27,7 @@ from srl.core.slab import BlockSpec, Layout, Slab
 from srl.core.worker import State
 from srl.streams.protocols import Full, Grant
 
-FREE, GRANTED, FULL, HELD = range(4)
+FREE, OFFERED, GRANTED, FULL, HELD = range(5)
 
 
 class SampleBoard:
@@ -100,8 +102,7 @@ class BoardProducer:
     def acquire(self) -> Grant | None:
         """See :class:`~srl.streams.protocols.SampleProducer`."""
         board, me = self.board, self.index
-        if board.closed[0]:
-            raise StreamClosed("the consumer has closed the sample stream")
+        self._check()
         while board.accepted[me] < board.granted[me]:
             block, epoch, version = board.grants[me, board.accepted[me] % board.ring].tolist()
             board.accepted[me] += 1
@@ -110,16 +111,24 @@ class BoardProducer:
                 return Grant(block, version)
         return None
 
-    def commit(self, block: int) -> None:
-        """See :class:`~srl.streams.protocols.SampleProducer`."""
+    def commit(self, block: int, sequence: int | None = None) -> None:
+        """See :class:`~srl.streams.protocols.SampleProducer`; who numbers blocks itself gives their ``sequence``."""
         board, me = self.board, self.index
+        self._check()
         if block not in self._open:
             raise StreamError(f"block {block} was not granted to producer {me}")
         self._open.remove(block)
-        board.fulls[me, board.committed[me] % board.ring] = (block, self.incarnation, self._sequence)
-        self._sequence += 1
+        number = self._sequence if sequence is None else sequence
+        board.fulls[me, board.committed[me] % board.ring] = (block, self.incarnation, number)
+        self._sequence = number + 1
         board.committed[me] += 1
         board.consumer_bell.ring()
+
+    def _check(self) -> None:
+        if self.board.closed[0]:
+            raise StreamClosed("the consumer has closed the sample stream")
+        if self.board.epoch[self.index] != self._epoch:
+            raise StreamClosed(f"another worker has taken the place of producer {self.index}")
 
     def pollable(self) -> Any:
         """See :class:`~srl.streams.protocols.SampleProducer`."""
@@ -127,6 +136,8 @@ class BoardProducer:
 
     def close(self) -> None:
         """See :class:`~srl.streams.protocols.SampleProducer`: a new epoch gives all blocks back."""
+        if self.board.epoch[self.index] != self._epoch:
+            return
         self.board.present[self.index] = 0
         self.board.epoch[self.index] += 1
         self.board.consumer_bell.ring()
@@ -142,12 +153,17 @@ class BoardConsumer:
         board.closed[0] = 0
         # What an earlier consumer held or had collected is not trained again: its outcome is unknown.
         board.state[(board.state == HELD) | (board.state == FULL)] = FREE
+        for block in np.flatnonzero(board.state == OFFERED).tolist():  # it died in the middle of granting this one
+            owner = int(board.owner[block])
+            told = board.granted[owner] and board.grants[owner, (board.granted[owner] - 1) % board.ring, 0] == block
+            board.state[block] = GRANTED if told else FREE
 
     def grant(self, count: int, version: int) -> int:
         """See :class:`~srl.streams.protocols.SampleConsumer`; next is who fills fewest blocks, then who got fewest."""
         board = self.board
         self._collect()
         free = np.flatnonzero(board.state == FREE)[:count]
+        epochs = board.epoch.copy()  # read before `present`: who leaves meanwhile gets a grant of a past epoch
         there = np.flatnonzero(board.present)
         if not len(there) or not len(free):
             return 0
@@ -156,7 +172,7 @@ class BoardConsumer:
         for block in free.tolist():
             producer = int(there[np.lexsort((board.granted[there], filling[there]))[0]])
             filling[producer] += 1
-            self._give(block, producer, version)
+            self._give(block, producer, int(epochs[producer]), version)
             woken.add(board.bells[producer])
         for bell in woken:
             bell.ring()
@@ -212,13 +228,14 @@ class BoardConsumer:
         board.granted[:] = board.accepted[:] = state.arrays["granted"] - filling
         free = iter(np.flatnonzero(board.state == FREE).tolist())
         for producer in np.repeat(np.arange(board.producers), filling).tolist():
-            self._give(next(free), producer, version)
+            self._give(next(free), producer, int(board.epoch[producer]), version)
 
-    def _give(self, block: int, producer: int, version: int) -> None:
-        board, epoch = self.board, int(self.board.epoch[producer])
-        board.owner[block], board.owner_epoch[block], board.state[block] = producer, epoch, GRANTED
+    def _give(self, block: int, producer: int, epoch: int, version: int) -> None:
+        board = self.board
+        board.owner[block], board.owner_epoch[block], board.state[block] = producer, epoch, OFFERED
         board.grants[producer, board.granted[producer] % board.ring] = (block, epoch, version)
         board.granted[producer] += 1
+        board.state[block] = GRANTED
 
     def _collect(self) -> None:
         """Take notice of commits, then of producers that started anew or left."""

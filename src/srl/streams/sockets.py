@@ -16,7 +16,7 @@ import zmq
 from srl.core.errors import ConfigError, DecodeError
 from srl.core.memory import Doorbell
 from srl.services.names import FileNames
-from srl.streams.frames import Header, decode, encode
+from srl.streams.frames import Header, decode, encode, stream_id
 
 ADDRESS = "127.0.0.1"
 SILENCE = 1.0
@@ -53,12 +53,14 @@ class ServerThread:
     def __init__(
         self,
         socket: zmq.Socket[bytes],
+        name: str,
         handle: Callable[[bytes, Header, Any], None],
         after: Callable[[], None],
         farewell: Callable[[], None] = lambda: None,
     ) -> None:
         """``handle`` gets a peer's identity, header and payload; ``after`` runs whenever the thread was woken."""
-        self.socket, self.bell, self.rejected = socket, Doorbell(), 0
+        self.socket, self.stream, self.bell, self.rejected = socket, stream_id(name), Doorbell(), 0
+        self.error: BaseException | None = None
         self._handle, self._after, self._farewell = handle, after, farewell
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="server", daemon=True)
@@ -66,6 +68,20 @@ class ServerThread:
     def start(self) -> None:
         """Begin to serve."""
         self._thread.start()
+
+    def send(self, identity: bytes, header: Header, *frames: Any) -> bool:
+        """Send without waiting, from the thread itself; False if the peer is away (it will ask again)."""
+        try:
+            message = [identity, *encode(header, stream=self.stream), *frames]
+            self.socket.send_multipart(message, zmq.NOBLOCK, copy=not frames)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def check(self) -> None:
+        """Raise what ended the thread, if something did."""
+        if self.error is not None:
+            raise self.error
 
     def close(self) -> None:
         """Say farewell and end."""
@@ -77,24 +93,28 @@ class ServerThread:
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self.bell.fileno(), zmq.POLLIN)
-        while not self._closing.is_set():
-            poller.poll(200)
-            self.bell.clear()
-            for frames in receive(self.socket):
-                try:
-                    self._handle(bytes(frames[0]), *decode(frames[1:]))
-                except DecodeError:
-                    self.rejected += 1
-            self._after()
-        self._farewell()
-        self.socket.close(linger=200)
+        try:
+            while not self._closing.is_set():
+                poller.poll(200)
+                self.bell.clear()
+                for frames in receive(self.socket):
+                    try:
+                        self._handle(bytes(frames[0]), *decode(frames[1:], self.stream))
+                    except DecodeError:
+                        self.rejected += 1
+                self._after()
+            self._farewell()
+        except BaseException as error:  # raised in the owner's own thread by check()
+            self.error = error
+        finally:
+            self.socket.close(linger=200)
 
 
 class ServerLink:
     """A client's connection to the server of a given name."""
 
     def __init__(self, names: FileNames, name: str, max_bytes: int) -> None:
-        self.names, self.name, self.max_bytes = names, name, max_bytes
+        self.names, self.name, self.stream, self.max_bytes = names, name, stream_id(name), max_bytes
         self.socket: zmq.Socket[bytes] | None = None
         self.rejected = 0
         self._endpoint: str | None = None
@@ -113,6 +133,8 @@ class ServerLink:
             self.socket = zmq.Context.instance().socket(zmq.DEALER)
             self.socket.setsockopt(zmq.LINGER, 0)
             self.socket.setsockopt(zmq.MAXMSGSIZE, max(self.max_bytes, 1024))
+            # What is tracked must not be copied, however small.
+            self.socket.copy_threshold = 0  # type: ignore[assignment]
             self.socket.connect(endpoint)
         return self.socket is not None
 
@@ -120,8 +142,14 @@ class ServerLink:
         """Send without waiting; with ``track`` the arrays are not copied and the result says when they are free."""
         if self.socket is None:
             return None
+        message = encode(header, arrays, self.stream)
         try:
-            return self.socket.send_multipart(encode(header, arrays), zmq.NOBLOCK, copy=not track, track=track)
+            if not track:
+                return self.socket.send_multipart(message, zmq.NOBLOCK)
+            more = [zmq.SNDMORE] * (len(message) - 1) + [0]
+            send = self.socket.send
+            sent = [send(f, zmq.NOBLOCK | m, copy=False, track=True) for f, m in zip(message, more, strict=True)]
+            return zmq.MessageTracker(*sent)
         except zmq.Again:  # the bounded queue to a server that is away is full; what is lost is asked for again
             return None
 
@@ -131,15 +159,15 @@ class ServerLink:
             return
         for frames in receive(self.socket):
             try:
-                found = decode(frames)
+                found = decode(frames, self.stream)
             except DecodeError:
                 self.rejected += 1
                 continue
             self._heard = time.monotonic()
             yield found
 
-    def close(self) -> None:
-        """Disconnect."""
+    def close(self, linger: int = 0) -> None:
+        """Disconnect, sending what is still to be sent for up to ``linger`` milliseconds, in the background."""
         if self.socket is not None:
-            self.socket.close()
+            self.socket.close(linger)
             self.socket = None

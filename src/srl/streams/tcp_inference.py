@@ -15,7 +15,7 @@ from srl.core.errors import DecodeError
 from srl.core.slab import BlockSpec, Slab
 from srl.core.specs import Arrays
 from srl.services.names import FileNames
-from srl.streams.frames import Header, decode, encode, payload
+from srl.streams.frames import Header, decode, encode, payload, stream_id
 from srl.streams.inference import read_rows, write_rows
 from srl.streams.protocols import Requests
 from srl.streams.sockets import ServerLink, listen, receive
@@ -104,8 +104,9 @@ class TcpServer:
     def __init__(self, stream: TcpInference, index: int) -> None:
         self.stream = stream
         self.slab = Slab(stream.spec, stream.clients, shared=False)
-        port = stream.port + index if stream.port else 0
-        self._socket = listen(stream.names, f"{stream.name}/{index}", port, stream.largest(stream.inputs))
+        port, name = stream.port + index if stream.port else 0, f"{stream.name}/{index}"
+        self._stream = stream_id(name)
+        self._socket = listen(stream.names, name, port, stream.largest(stream.inputs))
         self._shapes = stream.shapes(stream.inputs)
         self._identities: list[bytes] = [b""] * stream.clients
         self._incarnation = np.full(stream.clients, -1)
@@ -118,7 +119,7 @@ class TcpServer:
         """See :class:`~srl.streams.protocols.InferenceServer`."""
         for frames in receive(self._socket):
             try:
-                self._handle(bytes(frames[0]), *decode(frames[1:]))
+                self._handle(bytes(frames[0]), *decode(frames[1:], self._stream))
             except DecodeError:
                 self.rejected += 1
         clients = np.flatnonzero(self._asked != self._answered)
@@ -165,6 +166,6 @@ class TcpServer:
         header = Header("reply", client, sequence=int(self._answered[client]), version=version)
         arrays = [self.slab.steps[name][client] for name in self.stream.outputs]
         try:
-            self._socket.send_multipart([self._identities[client], *encode(header, arrays)], zmq.NOBLOCK)
+            self._socket.send_multipart([self._identities[client], *encode(header, arrays, self._stream)], zmq.NOBLOCK)
         except zmq.ZMQError:  # it is away, or its queue is full: it will ask again
             return

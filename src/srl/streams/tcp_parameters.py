@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import zmq
-
 from srl.core.errors import DecodeError, StreamError
 from srl.core.specs import Arrays
 from srl.services.names import FileNames
-from srl.streams.frames import Header, encode
+from srl.streams.frames import Header
 from srl.streams.parameters import BoardReader, BoardWriter, ParameterBoard
 from srl.streams.sockets import ServerLink, ServerThread, listen
 
@@ -45,7 +43,7 @@ class TcpWriter(BoardWriter):
         # The board dies with this process, and readers keep what it published: its successor must go on above that.
         self._mark = stream.names.counter(stream.name)
         socket = listen(stream.names, stream.name, stream.port, 1024)
-        self._server = ServerThread(socket, self._handle, self._answer)
+        self._server = ServerThread(socket, stream.name, self._handle, self._answer)
         self._waiting: dict[bytes, int] = {}
         self._snapshot: tuple[int, bytes] = (-1, b"")
         self._server.start()
@@ -62,6 +60,7 @@ class TcpWriter(BoardWriter):
 
     def publish(self, arrays: Arrays, version: int) -> None:
         """See :class:`~srl.streams.protocols.ParameterWriter`."""
+        self._server.check()
         super().publish(arrays, version)
         self._mark[0] = version
         self._server.bell.ring()
@@ -83,11 +82,7 @@ class TcpWriter(BoardWriter):
         shape = int(self.board.shape[0])
         for identity in behind:
             del self._waiting[identity]
-            message = encode(Header("parameters", number=shape, version=version))
-            try:
-                self._server.socket.send_multipart([identity, *message, whole], zmq.NOBLOCK, copy=False)
-            except zmq.ZMQError:  # it is away; it will ask again
-                continue
+            self._server.send(identity, Header("parameters", number=shape, version=version), whole)
 
     def _copy(self) -> tuple[int, bytes]:
         """The newest version, whole."""

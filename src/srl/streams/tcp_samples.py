@@ -12,16 +12,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-import zmq
-
 from srl.core.errors import DecodeError, StreamClosed, StreamError
 from srl.core.slab import BlockSpec, Slab
 from srl.services.names import FileNames
-from srl.streams.frames import Header, encode, payload
-from srl.streams.protocols import Grant
+from srl.streams.frames import Header, payload
+from srl.streams.protocols import Full, Grant
 from srl.streams.samples import BoardConsumer, BoardProducer, SampleBoard
 from srl.streams.sockets import ServerLink, ServerThread, listen
 
+_LINGER = 1000
+"""Milliseconds a producer that leaves goes on sending what it has committed."""
 STAGING = 3
 """Blocks a remote producer can hold: one being filled, the others on their way."""
 
@@ -67,12 +67,17 @@ class TcpConsumer(BoardConsumer):
         largest = max(spec.nbytes for spec in stream.spec.fields.values())
         limit = largest * (stream.spec.horizon + 1) * stream.spec.rows
         socket = listen(stream.names, stream.name, stream.port, limit)
-        self._server = ServerThread(socket, self._handle, self._pass_credit, self._farewell)
+        self._server = ServerThread(socket, stream.name, self._handle, self._pass_credit, self._farewell)
         bells = [self._server.bell] * stream.producers
         super().__init__(SampleBoard(stream.spec, stream.blocks, bells, shared=False))
         self._remotes: dict[int, _Remote] = {}
         self.duplicates = 0
         self._server.start()
+
+    def take(self, count: int) -> list[Full] | None:
+        """See :class:`~srl.streams.protocols.SampleConsumer`."""
+        self._server.check()
+        return super().take(count)
 
     @property
     def rejected(self) -> int:
@@ -96,6 +101,10 @@ class TcpConsumer(BoardConsumer):
             if header.incarnation == remote.incarnation:
                 remote.identity, remote.told = identity, (-1, -1)
                 remote.received = max(remote.received, header.sequence)
+        elif header.kind == "close":
+            if remote is not None and header.incarnation == remote.incarnation:
+                remote.producer.close()
+                del self._remotes[header.sender]
         elif header.kind != "block":
             raise DecodeError(f"a producer does not send {header.kind!r}")
         elif remote is not None and header.incarnation == remote.incarnation:
@@ -113,7 +122,7 @@ class TcpConsumer(BoardConsumer):
         block = self.slab.block(grant.block)
         for name, array in zip(self._names, arrays, strict=True):
             block[name][...] = array
-        remote.producer.commit(grant.block)
+        remote.producer.commit(grant.block, header.sequence)
 
     def _pass_credit(self) -> None:
         """Tell remote producers how much the board has granted them since."""
@@ -134,10 +143,8 @@ class TcpConsumer(BoardConsumer):
             self._send(remote, Header("close"))
 
     def _send(self, remote: _Remote, header: Header) -> None:
-        try:
-            self._server.socket.send_multipart([remote.identity, *encode(header)], zmq.NOBLOCK)
-        except zmq.ZMQError:  # it is away; its next hello asks again
-            remote.told = (-1, -1)
+        if not self._server.send(remote.identity, header):
+            remote.told = (-1, -1)  # its next hello asks again
 
 
 class TcpProducer:
@@ -180,7 +187,8 @@ class TcpProducer:
 
     def close(self) -> None:
         """See :class:`~srl.streams.protocols.SampleProducer`."""
-        self._link.close()
+        self._link.send(Header("close", self.index, self.incarnation, self._sent))
+        self._link.close(_LINGER)
 
     def _hear(self) -> None:
         while self._leaving and (self._leaving[0][0] is None or self._leaving[0][0].done):

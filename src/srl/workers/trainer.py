@@ -239,18 +239,28 @@ class BatchSource:
 
     def get(self, timeout: float) -> tuple[Batch, Any, list[Full]] | None:
         """The next batch, or None if there is none within ``timeout`` seconds."""
-        if self._thread is None:
-            with self.metrics.wait("samples"):
-                if timeout > 0 and not self._collect():
-                    wait([self.consumer.pollable()], timeout)
-            return self._next(0)
         if self._error is not None:
             raise self._error
-        try:
-            with self.metrics.wait("samples"):
-                return self._ready.get(timeout=max(timeout, 1e-4))
-        except queue.Empty:
-            return None
+        with self.metrics.wait("samples"):
+            if self._thread is None:
+                if timeout > 0 and not self._collect():
+                    wait([self.consumer.pollable()], timeout)
+            else:
+                try:
+                    found = self._ready.get(timeout=max(timeout, 1e-4))
+                except queue.Empty:
+                    return None
+                return found if self._still_fresh(found[2]) else None
+        return self._next(0)
+
+    def _still_fresh(self, taken: list[Full]) -> bool:
+        """Whether a batch prepared ahead may still be trained on; if not, its fresh blocks go into the next one."""
+        with self.lock:
+            old = [full for full in taken if self.stale(full.block)]
+            if old:
+                self._drop(old)
+                self._fresh[:0] = [full for full in taken if full not in old]
+        return not old
 
     def release(self, blocks: list[Full]) -> None:
         """The batch of ``blocks`` is trained on."""
@@ -283,17 +293,23 @@ class BatchSource:
             wait([self.consumer.pollable()], timeout)
             if not self._collect():
                 return None
-        taken, self._fresh = self._fresh, []
+        with self.lock:
+            taken, self._fresh = self._fresh[: self.count], self._fresh[self.count :]
         batch = Batch(self.consumer.slab, [full.block for full in taken])
         return batch, self.learner.prepare(batch), taken
 
     def _collect(self) -> bool:
+        """Take full blocks until there are enough for a batch; whether there are."""
         with self.lock:
             while len(self._fresh) < self.count and (found := self.consumer.take(1)) is not None:
+                self.held += 1
                 if self.stale(found[0].block):
-                    self.consumer.release(found)
-                    self.metrics.add("dropped", 1)
+                    self._drop(found)
                 else:
                     self._fresh += found
-                    self.held += 1
-        return len(self._fresh) == self.count
+            return len(self._fresh) >= self.count
+
+    def _drop(self, blocks: list[Full]) -> None:
+        self.consumer.release(blocks)
+        self.held -= len(blocks)
+        self.metrics.add("dropped", len(blocks))
