@@ -16,7 +16,7 @@ from srl.core.memory import Doorbell
 from srl.core.slab import STEP_FIELDS, BlockSpec
 from srl.core.worker import Metrics
 from srl.streams.samples import SampleBoard
-from srl.workers.trainer import BatchSource
+from srl.workers.batches import BatchSource
 
 SMALL = list(itertools.product((0, 1, 2, 3), (1, 2, 3), (1, 2, 4, 12)))  # max_staleness, batch, max_running
 IDS = [f"staleness={s}-batch={b}-running={r}" for s, b, r in SMALL]
