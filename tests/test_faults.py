@@ -109,3 +109,14 @@ def test_error_the_user_must_mend_is_not_retried(tmp_path):
     launcher = LocalLauncher(nodes, lambda *_: None, tmp_path / "logs", 3, 0, lambda _: pytest.fail("restarted"))
     with pytest.raises(WorkerError, match=r"trainer-default failed: checkpoint .* is damaged"):
         launcher.run(lambda: None)
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_told(tmp_path):
+    run_dir = tmp_path / "run"
+    x = small(steps=1000)
+    nodes = wire(x, check(x), run_dir, None)
+    (run_dir / "checkpoints").mkdir(parents=True)
+    (run_dir / "checkpoints" / "default").write_text("a file where a folder should be")
+    launcher = LocalLauncher(nodes, lambda *_: None, tmp_path / "logs", 0, 0, lambda _: None)
+    with pytest.raises(WorkerError, match="trainer-default failed"):
+        launcher.run(lambda: None)

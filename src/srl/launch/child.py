@@ -103,8 +103,10 @@ def worker_main(payload: bytes, pipe: Connection, log: str, litter: str, incarna
         worker.start()
         link.worker = started = worker
         link.report("ready")
-        _work(worker, link)
+        while link.ending_since is None and not worker.poll(_POLL).done:
+            pass
         worker.stop()
+        link.close()  # before the last word: a late report would take it back
         link.report("done")
     except BaseException as error:
         code = 1
@@ -118,13 +120,6 @@ def worker_main(payload: bytes, pipe: Connection, log: str, litter: str, incarna
             _close(started)
     sys.stderr.flush()
     os._exit(code)  # no waiting for threads of libraries
-
-
-def _work(worker: Worker, link: Link) -> None:
-    while link.ending_since is None:
-        if worker.poll(_POLL).done:
-            link.report("done")
-            return
 
 
 def _close(worker: Worker) -> None:

@@ -68,6 +68,9 @@ class LocalLauncher:
             while ending() is None and not self._trained():
                 self._watch(0.2)
             self._stop()
+            failed = next((child for child in self.children.values() if child.state == "failed"), None)
+            if failed is not None:
+                raise WorkerError(f"{failed.node.name} failed while ending: {failed.cause}")
         finally:
             self.kill()
 
