@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import srl
-from srl.algorithms.ppo import PPOLearner
+from srl.algorithms.ppo import METRICS, PPOLearner
 from srl.core.memory import Doorbell
 from srl.core.slab import Batch
 from srl.core.specs import Spaces
@@ -124,9 +124,9 @@ def test_one_write_and_one_gather_between_environment_and_trainer_tensor(board, 
     learner = PPOLearner(srl.PPO(horizon=HORIZON, minibatch=MINIBATCH, epochs=1), Stub(), 0, "cpu")
     got = []
 
-    def step(obs, acted, advantage, returns, old):
-        got.append(obs["obs"])
-        return {"kl": 0.0}
+    def step(taken, advantage, returns, old):
+        got.append(taken["obs"])
+        return torch.zeros(len(METRICS))
 
     monkeypatch.setattr(learner, "_step", step)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:

@@ -39,7 +39,7 @@ class BenchOptions:
     """What to train. pong: one pass over each batch, pong-4: four."""
     rounds: int = 3
     """Measurements of each, taken in turn."""
-    seconds: float = 20.0
+    seconds: float = 40.0
     """Length of one measurement."""
     warmup: float = 8.0
     """Seconds from the start that do not count."""

@@ -250,7 +250,7 @@ def _resume(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """Measure a saved policy: it plays with its likeliest actions."""
+    """Measure a saved policy."""
 
     run_dir: tyro.conf.Positional[Path]
     """The run's folder."""
@@ -262,6 +262,8 @@ class EvalOptions:
     """Which policy of the run."""
     seed: int = 0
     """Seed of the episodes."""
+    sample: bool | None = None
+    """Draw actions at random as in training, or take the likeliest (default: draw where observations are images)."""
     json: bool = False
     """Print one line of JSON."""
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from srl.policies.actor_critic import ActorCritic
 
 
+METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "grad_norm")
+
+
 @dataclass(frozen=True)
 class PPO(Algorithm):
     """Hyper-parameters of PPO."""
@@ -160,32 +163,31 @@ class PPOLearner(Learner):
         positions = torch.from_numpy(batch.positions)
         targets = torch.from_numpy(np.stack([prepared.advantage, prepared.returns, prepared.value], 1))
         index = torch.from_numpy(prepared.index)
-        names = batch.slab.spec
+        observed = batch.slab.spec.observations
+        wanted = (*observed, *(name for name in batch.slab.spec.outputs if name != "value"))
 
         def gather(rows: Tensor, fields: tuple[str, ...]) -> dict[str, Tensor]:
             where = positions.index_select(0, rows)
             return {name: slab[name].index_select(0, where).to(self.device) for name in fields}
 
-        sums, done = dict[str, float](), 0
+        sums, done = torch.zeros(len(METRICS), device=self.device), 0
         for _ in range(config.epochs):
             order = index[torch.randperm(len(index), generator=self.generator)]
             for rows in torch.split(order, config.minibatch):
                 if interrupted():
                     return None
-                obs, acted = gather(rows, names.observations), gather(rows, names.outputs)
                 advantage, returns, old = targets.index_select(0, rows).to(self.device).unbind(1)
-                found = self._step(obs, acted, advantage, returns, old)
-                sums, done = {key: sums.get(key, 0.0) + amount for key, amount in found.items()}, done + 1
-            if config.target_kl and sums["kl"] / done > config.target_kl:
+                sums, done = sums + self._step(gather(rows, wanted), advantage, returns, old), done + 1
+            if config.target_kl and sums[METRICS.index("kl")] / done > config.target_kl:
                 break
         # Afterwards, so that this update's ratios start at exactly 1.
         if config.normalize_obs or config.normalize_return:
-            self.policy.observe(gather(index, names.observations), targets[index, 1].to(self.device))
-        return {**{key: total / done for key, total in sums.items()}, "lr": self.optimizer.param_groups[0]["lr"]}
+            self.policy.observe(gather(index, observed), targets[index, 1].to(self.device))
+        means = dict(zip(METRICS, (sums / done).tolist(), strict=True))
+        return {**means, "lr": self.optimizer.param_groups[0]["lr"]}
 
-    def _step(
-        self, obs: dict[str, Tensor], acted: dict[str, Tensor], advantage: Tensor, returns: Tensor, old: Tensor
-    ) -> dict[str, float]:
+    def _step(self, batch: dict[str, Tensor], advantage: Tensor, returns: Tensor, old: Tensor) -> Tensor:
+        """One gradient step; the values of METRICS."""
         import torch
 
         config, norm = self.config, self.policy.return_norm
@@ -193,8 +195,8 @@ class PPOLearner(Learner):
             returns, old = norm(returns), norm(old)
         if config.normalize_advantage and len(advantage) > 1:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        log_prob, entropy, value = self.policy.evaluate(obs, acted)
-        log_ratio = log_prob - acted["log_prob"]
+        log_prob, entropy, value = self.policy.evaluate(batch, batch)
+        log_ratio = log_prob - batch["log_prob"]
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
         policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
@@ -210,9 +212,7 @@ class PPOLearner(Learner):
         self.optimizer.step()
         with torch.no_grad():
             kl, outside = (ratio - 1 - log_ratio).mean(), (ratio != clipped).float().mean()
-            names = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "grad_norm")
-            numbers = torch.stack([policy_loss, value_loss, bonus, kl, outside, length]).tolist()
-        return dict(zip(names, numbers, strict=True))
+            return torch.stack([policy_loss, value_loss, bonus, kl, outside, length])
 
     def state(self) -> State:
         """See :class:`Learner`."""

@@ -45,6 +45,11 @@ class ArraySpec:
 Spec = Mapping[str, ArraySpec]
 
 
+def is_image(leaf: ArraySpec) -> bool:
+    """Whether a field holds images: bytes in three dimensions."""
+    return leaf.dtype == "|u1" and len(leaf.shape) == 3
+
+
 @dataclass(frozen=True)
 class Spaces:
     """What one agent sees and does, as Gymnasium spaces."""

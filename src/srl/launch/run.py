@@ -23,6 +23,7 @@ import numpy as np
 from srl import config
 from srl.core.errors import ConfigError, UnknownName
 from srl.core.seeding import derive
+from srl.core.specs import is_image
 from srl.core.worker import State, Worker
 from srl.envs.base import StepViews
 from srl.experiment import Experiment, Plan, check, checkpoint_store, trainer_threads, wire
@@ -30,6 +31,8 @@ from srl.monitor.monitor import Monitor, Sink
 from srl.monitor.sinks import JsonLines, TensorBoard, draw_curve, read_metrics
 
 EVAL_EPISODES = 20
+_ENOUGH = 20
+"""Episodes that it takes to call a checkpoint the best so far."""
 EVAL_STEPS = 100_000
 """An episode longer than this counts as it is: an environment may have no end at all."""
 
@@ -61,6 +64,8 @@ class Evaluation:
     episodes: int
     version: int
     tag: str
+    sampled: bool
+    """Whether actions were drawn at random as in training, or the likeliest ones."""
 
     def as_json(self) -> str:
         """One line of JSON."""
@@ -141,9 +146,20 @@ def resume(
 
 
 def evaluate(
-    run_dir: str | Path, *, tag: str = "latest", episodes: int = EVAL_EPISODES, policy: str = "default", seed: int = 0
+    run_dir: str | Path,
+    *,
+    tag: str = "latest",
+    episodes: int = EVAL_EPISODES,
+    policy: str = "default",
+    seed: int = 0,
+    sample: bool | None = None,
 ) -> Evaluation:
-    """Play ``episodes`` episodes with the saved policy, taking its likeliest actions."""
+    """Play ``episodes`` episodes with the saved policy.
+
+    With ``sample`` its actions are drawn at random as in training, without it they are its likeliest ones. The default
+    is to sample where observations are images: emulators are deterministic, and the likeliest actions would play the
+    same few episodes over and over.
+    """
     if episodes < 1:
         raise ConfigError(f"episodes must be at least 1, got {episodes}")
     run_dir = Path(run_dir)
@@ -154,7 +170,9 @@ def evaluate(
     plan = plans[policy]
     store = checkpoint_store(run_dir, plan)
     state = store.load(tag)
-    returns, lengths = _play(x, plan, state, episodes, seed)
+    if sample is None:
+        sample = any(is_image(leaf) for leaf in plan.spaces.observation_spec().values())
+    returns, lengths = _play(x, plan, state, episodes, seed, sample)
     return Evaluation(
         return_mean=float(np.mean(returns)),
         return_std=float(np.std(returns)),
@@ -164,10 +182,13 @@ def evaluate(
         episodes=len(returns),
         version=state.values["version"],
         tag=tag,
+        sampled=sample,
     )
 
 
-def _play(x: Experiment, plan: Plan, state: State, episodes: int, seed: int) -> tuple[list[float], list[int]]:
+def _play(
+    x: Experiment, plan: Plan, state: State, episodes: int, seed: int, sample: bool
+) -> tuple[list[float], list[int]]:
     """The first episode of each of ``episodes`` environment copies, so that short ones are not favoured."""
     import torch
 
@@ -176,7 +197,7 @@ def _play(x: Experiment, plan: Plan, state: State, episodes: int, seed: int) -> 
 
     copies = min(episodes, 20)
     torch.set_num_threads(trainer_threads(replace(x, launcher="inline"), [plan]))
-    host = PolicyHost(plan.algorithm, plan.spaces, derive(seed, "evaluation"), explore=False)
+    host = PolicyHost(plan.algorithm, plan.spaces, derive(seed, "evaluation"), explore=sample)
     host.load(state.under("learner").under("policy").arrays, state.values["version"])
     returns: list[float] = []
     lengths: list[int] = []
@@ -224,8 +245,8 @@ class BestTag:
         if kind != "trainer" or saved is None or saved == self._seen.get(policy) or not found:
             return
         self._seen[policy] = saved
-        value = sum(found) / len(found)
-        if value > self._best.get(policy, float("-inf")):
+        value = sum(found) / len(found) if len(found) >= _ENOUGH else float("-inf")  # a few lucky episodes say little
+        if value > self._best.get(policy, float("-inf")) or policy not in self._best:
             self._best[policy] = value
             self.stores[policy].tag("best", int(saved))
 

@@ -41,10 +41,16 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
         """Parameters of the action distribution, and the (normalised) value ``[rows]``."""
-        with torch.autocast(self.value.weight.device.type, torch.bfloat16, enabled=self.reduced):
-            features = self.actor(obs)
-            seen = features if self.critic is None else self.critic(obs)
+        if not self.reduced:
+            features, seen = self._encode(obs)
+        else:
+            with torch.autocast(self.value.weight.device.type, torch.bfloat16):
+                features, seen = self._encode(obs)
         return self.action(features.float()), self.value(seen.float()).squeeze(-1)
+
+    def _encode(self, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        features = self.actor(obs)
+        return features, features if self.critic is None else self.critic(obs)
 
     def act(self, obs: dict[str, Tensor], generator: torch.Generator | None) -> dict[str, Tensor]:
         """Actions (the likeliest ones without a generator), their log-probability, and the value in reward units."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from srl.core.errors import ConfigError
-from srl.core.specs import ArraySpec, Spec
+from srl.core.specs import Spec, is_image
 
 M = TypeVar("M", nn.Linear, nn.Conv2d)
 Activations: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
@@ -111,7 +111,7 @@ class Encoder(nn.Module):
 
     def __init__(self, spec: Spec, hidden: Sequence[int], activation: str, *, normalize: bool) -> None:
         super().__init__()
-        self.images = [name for name, leaf in spec.items() if _is_image(leaf)]
+        self.images = [name for name, leaf in spec.items() if is_image(leaf)]
         self.vectors = [name for name in spec if name not in self.images]
         self.cnn = nn.ModuleDict({_key(name): NatureCNN(spec[name].shape) for name in self.images})
         self.width = sum(math.prod(spec[name].shape) for name in self.vectors)
@@ -148,10 +148,6 @@ def fast_bfloat16() -> bool:
 def head(inputs: int, outputs: int, gain: float) -> nn.Linear:
     """A last layer."""
     return _orthogonal(nn.Linear(inputs, outputs), gain)
-
-
-def _is_image(leaf: ArraySpec) -> bool:
-    return leaf.dtype == "|u1" and len(leaf.shape) == 3
 
 
 def _key(name: str) -> str:

@@ -63,7 +63,7 @@ def _pong() -> Experiment:
             precision="auto",
         ),
         actors=Actors(envs=32),
-        steps=4_000_000,
+        steps=2_000_000,
     )
 
 
