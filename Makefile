@@ -31,11 +31,13 @@ $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/pip pyproject.toml
-	$(VENV)/bin/pip install --quiet --editable .
+	@echo "installing SRL into $(VENV), which takes a minute or two …"
+	@$(VENV)/bin/pip install --quiet --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/pip pyproject.toml
-	$(VENV)/bin/pip install --quiet --editable '.[atari,mujoco,multiagent,dev]'
+	@echo "installing SRL and its development tools into $(VENV), which takes a minute or two …"
+	@$(VENV)/bin/pip install --quiet --editable '.[atari,mujoco,multiagent,dev]'
 	@touch $@ $(VENV)/.installed
 
 clean:

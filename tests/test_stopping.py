@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from conftest import eventually, group_of
+from running import eventually, group_of
 from srl.config import load
 from srl.experiment import check, checkpoint_store
 
