@@ -75,4 +75,4 @@ def test_wire_fits_on_two_screens():
 
     from srl.experiment import wire
 
-    assert len(inspect.getsource(wire).splitlines()) <= 90
+    assert len(inspect.getsource(wire).splitlines()) <= 60

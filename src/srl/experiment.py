@@ -150,62 +150,68 @@ class Plan:
 
 def wire(x: Experiment, plans: Sequence[Plan], run_dir: Path, resume: str | None) -> list[Node]:
     """The graph: every stream is made here and handed to the workers it joins. Actors first, trainers last."""
-    shared, tcp = x.launcher != "inline", x.transport == "tcp"
-    slots = x.actors.count * x.actors.ring
+    shared = x.launcher != "inline"
     threads = trainer_threads(x, plans)
-    if tcp:
-        from srl.streams.tcp_inference import TcpInference
-        from srl.streams.tcp_parameters import TcpParameters
-        from srl.streams.tcp_samples import TcpSamples
-    names = FileNames(run_dir / "names")
-    bells = [bell for bell in [Doorbell() for _ in range(x.actors.count)] for _ in range(x.actors.ring)]
+    bells = [Doorbell() for _ in range(x.actors.count)]  # wakes an actor, whatever it waits for
     routes: list[list[Route]] = [[] for _ in range(x.actors.count)]
     policies: list[Node] = []
     trainers: list[Node] = []
 
     for place, plan in enumerate(plans):
-        samples: SampleStream
-        parameters: ParameterStream
-        inference: InferenceStream
-        if tcp:
-            port = [x.port + place * (2 + x.policies.count) + i if x.port else 0 for i in range(3)]
-            samples = TcpSamples(f"samples/{plan.policy}", names, plan.block, plan.slab, slots, port[0])
-            parameters = TcpParameters(f"parameters/{plan.policy}", names, port[1])
-            served_by = x.policies.count
-            inference = TcpInference(f"inference/{plan.policy}", names, plan.block, slots, served_by, port[2])
-        else:
-            board = SampleBoard(plan.block, plan.slab, bells, shared=shared)
-            samples, parameters = board, ParameterBoard(shared=shared)
-            inference = InferenceBoard(board.slab, bells, x.policies.count, shared=shared)
+        samples, inference, parameters = streams(x, plan, place, bells, FileNames(run_dir / "names"))
+        common: dict[str, Any] = {"algorithm": plan.algorithm, "spaces": plan.spaces, "parameters": parameters}
 
-        trainer = TrainerPlan(
+        todo = TrainerPlan(
             batch=plan.batch,
             steps=x.steps,
             seed=x.seed,
             device=x.trainer.device,
             threads=threads,
-            prefetch=x.trainer.prefetch and x.launcher != "inline",
+            prefetch=x.trainer.prefetch and shared,
             checkpoint_seconds=x.trainer.checkpoint_seconds,
             resume=resume,
         )
-        common: dict[str, Any] = {"algorithm": plan.algorithm, "spaces": plan.spaces, "parameters": parameters}
-        trained = {"policy": plan.policy, "samples": samples, "plan": trainer}
-        store = {"checkpoints": checkpoint_store(run_dir, plan)}
-        trainers.append(Node(TrainerWorker, f"trainer-{plan.policy}", {**common, **trained, **store}))
+        store = checkpoint_store(run_dir, plan)
+        trained = {"policy": plan.policy, "samples": samples, "checkpoints": store, "plan": todo}
+        trainers.append(Node(TrainerWorker, f"trainer-{plan.policy}", {**common, **trained}))
 
-        for i in range(x.policies.count if x.actors.inference == "remote" else 0):
-            served = {"index": i, "inference": inference, "seed": x.seed, "threads": x.policies.threads}
-            policies.append(Node(PolicyWorker, f"policy-{plan.policy}-{i}", {**common, **served}))
+        if x.actors.inference == "remote":
+            for i in range(x.policies.count):
+                served = {"index": i, "inference": inference, "seed": x.seed, "threads": x.policies.threads}
+                policies.append(Node(PolicyWorker, f"policy-{plan.policy}-{i}", {**common, **served}))
 
         for i in range(x.actors.count):
             if x.actors.inference == "inline":
                 seed = derive(x.seed, "inference", plan.policy, i)
-                inference = InlineInference(plan.algorithm, plan.spaces, parameters, seed, 1 if shared else threads)
+                inference = InlineInference(**common, seed=seed, threads=1 if shared else threads)
             routes[i].append(Route(plan.policy, plan.agents, inference, samples))
 
     acting = {"env": x.env, "copies": x.actors.envs, "ring": x.actors.ring, "seed": x.seed}
     actors = [Node(ActorWorker, f"actor-{i}", {"index": i, "routes": routes[i], **acting}) for i in range(len(routes))]
     return [*actors, *policies, *trainers]
+
+
+def streams(
+    x: Experiment, plan: Plan, place: int, bells: Sequence[Doorbell], names: FileNames
+) -> tuple[SampleStream, InferenceStream, ParameterStream]:
+    """The three streams of one policy, over the transport that suits where its workers are."""
+    slots = [bell for bell in bells for _ in range(x.actors.ring)]
+    if x.transport != "tcp":
+        shared = x.launcher != "inline"
+        board = SampleBoard(plan.block, plan.slab, slots, shared=shared)
+        inference = InferenceBoard(board.slab, slots, x.policies.count, shared=shared)
+        return board, inference, ParameterBoard(shared=shared)
+
+    from srl.streams.tcp_inference import TcpInference
+    from srl.streams.tcp_parameters import TcpParameters
+    from srl.streams.tcp_samples import TcpSamples
+
+    ports = [x.port + place * (2 + x.policies.count) + i if x.port else 0 for i in range(3)]
+    return (
+        TcpSamples(f"samples/{plan.policy}", names, plan.block, plan.slab, len(slots), ports[0]),
+        TcpInference(f"inference/{plan.policy}", names, plan.block, len(slots), x.policies.count, ports[2]),
+        TcpParameters(f"parameters/{plan.policy}", names, ports[1]),
+    )
 
 
 def trainer_threads(x: Experiment, plans: Sequence[Plan]) -> int:

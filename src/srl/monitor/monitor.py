@@ -16,6 +16,8 @@ from srl.core.worker import WAITS
 WINDOW = 100
 """Episodes that ``return_mean`` and ``length_mean`` average over."""
 
+_IDLE = 0.05
+"""A stage less busy than this is not the one that others wait for."""
 _MEANINGFUL = 0.2
 """Seconds of a worker's life below which its waits say nothing."""
 
@@ -160,7 +162,7 @@ class Monitor:
 
 
 def _bottleneck(busy: dict[str, float]) -> str:
-    if not busy:
+    kind = max(busy, key=lambda name: busy[name], default="")
+    if not kind or busy[kind] < _IDLE:  # who is not heard of yet is still starting
         return "starting"
-    kind = max(busy, key=lambda name: busy[name])
     return f"{kind} ({max(0.0, busy[kind]):.0%} busy)"
