@@ -102,14 +102,14 @@ class Slot:
         self.step = -1  # -1: no block yet
         self.blocked_on = ""
 
-    def advance(self) -> int:
-        """Do one step if that is possible now; the number of agent steps taken."""
+    def advance(self) -> int | None:
+        """Do one step if that is possible now; the number of agent steps taken (0: all were resets), None if not."""
         if self.step < 0 and not self._begin():
             self.blocked_on = "parameters"
-            return 0
+            return None
         if not all(group.client.ready() for group in self.groups):
             self.blocked_on = "inference"
-            return 0
+            return None
         if self.step == self.horizon:
             for group in self.groups:
                 group.finish()
@@ -169,16 +169,14 @@ class ActorWorker(Worker):
 
     def poll(self, timeout: float) -> Progress:
         """See :class:`Worker`: one step of every vector whose actions are there."""
-        steps = 0
-        for slot in self.slots:
-            steps += slot.advance()
-        if steps:
-            self.metrics.add("steps", steps)
+        taken = [steps for slot in self.slots if (steps := slot.advance()) is not None]
+        if taken:
+            self.metrics.add("steps", sum(taken))
         elif timeout > 0:
             reason = min(slot.blocked_on for slot in self.slots)  # "inference" before "parameters"
             with self.metrics.wait(reason):
                 wait(self._pollables(), timeout)
-        return Progress(steps)
+        return Progress(sum(taken))
 
     def _pollables(self) -> list[Any]:
         groups = [group for slot in self.slots for group in slot.groups]
