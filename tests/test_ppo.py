@@ -186,6 +186,31 @@ def test_continuous_actions_find_the_target(tmp_path):
     assert srl.evaluate(tmp_path / "run").return_mean > -0.01
 
 
+class Mixed(gymnasium.Env):
+    """A dictionary in, with a discrete leaf, and a dictionary out: press the button, and move the arm to 0.5."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"n": gymnasium.spaces.Discrete(3), "x": gymnasium.spaces.Box(0, 1, (2,))}
+    )
+    action_space = gymnasium.spaces.Dict(
+        {"arm": gymnasium.spaces.Box(-1, 1, (1,)), "button": gymnasium.spaces.Discrete(2)}
+    )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"n": 1, "x": np.zeros(2, np.float32)}, {}
+
+    def step(self, action):
+        reward = float(action["button"]) - float(np.square(action["arm"] - 0.5).sum())
+        return {"n": 2, "x": np.ones(2, np.float32)}, reward, True, False, {}
+
+
+@pytest.mark.learning
+def test_dictionaries_of_discrete_and_continuous_leaves_are_learned(tmp_path):
+    train(Mixed, tmp_path / "run", 40_000, log_std=-0.5)
+    assert srl.evaluate(tmp_path / "run").return_mean > 0.97
+
+
 def test_one_file_of_at_most_250_lines():
     import inspect
 

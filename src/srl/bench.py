@@ -28,7 +28,6 @@ from srl.monitor.sinks import read_metrics
 from srl.recipes import recipe
 
 Work = Literal["cartpole", "pong", "pong-4", "halfcheetah"]
-WORK: tuple[Work, ...] = ("cartpole", "halfcheetah", "pong", "pong-4")
 
 
 @dataclass(frozen=True)

@@ -86,11 +86,6 @@ class Monitor:
             self.episodes += 1
         self.tick()
 
-    def gauge(self, kind: str, name: str) -> float | None:
-        """The newest value of a gauge of some worker of this kind."""
-        found = [worker.gauges[name] for worker in self._of(kind) if name in worker.gauges]
-        return max(found, default=None)
-
     def say(self, text: str) -> None:
         """Tell the user something."""
         for sink in self.sinks:

@@ -81,7 +81,7 @@ class Gaussian(nn.Module):
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         """Log-density of ``action``, ``[rows]``."""
         mean, log_std = params.chunk(2, -1)
-        scaled = (action.flatten(1) - mean) * (-log_std).exp()
+        scaled = (action.reshape(len(action), -1) - mean) * (-log_std).exp()
         return (-0.5 * (scaled.square() + _LOG_2PI) - log_std).sum(-1)
 
     def entropy(self, params: Tensor) -> Tensor:

@@ -123,9 +123,8 @@ class Encoder(nn.Module):
 
     def flatten(self, obs: dict[str, Tensor]) -> Tensor:
         """All vector fields side by side, ``[rows, width]``."""
-        if len(self.vectors) == 1:
-            return obs[self.vectors[0]].flatten(1).float()
-        return torch.cat([obs[name].flatten(1).float() for name in self.vectors], 1)
+        parts = [obs[name].reshape(len(obs[name]), -1).float() for name in self.vectors]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """Features ``[rows, features]``."""
