@@ -37,7 +37,7 @@ $(VENV)/.installed: $(VENV)/bin/pip pyproject.toml
 
 $(VENV)/.installed-dev: $(VENV)/bin/pip pyproject.toml
 	@echo "installing SRL and its development tools into $(VENV), which takes a minute or two …"
-	@$(VENV)/bin/pip install --quiet --editable '.[atari,mujoco,multiagent,dev]'
+	@$(VENV)/bin/pip install --quiet --editable '.[atari,mujoco,multiagent,video,onnx,wandb,prometheus,dev]'
 	@touch $@ $(VENV)/.installed
 
 clean:

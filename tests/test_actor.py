@@ -42,7 +42,7 @@ class Answers:
     """An inference stream that answers at once."""
 
     def client(self, index, slab, incarnation):
-        return LocalInference(slab, lambda obs, version: (OUTPUTS, version), None)
+        return LocalInference(slab, lambda obs, kind, version: (OUTPUTS, version), None)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_step_that_is_all_resets_is_not_taken_for_a_wait(actor):
     assert time.monotonic() - begin < 0.5
     assert worker.metrics.counters["steps"] == ROWS * HORIZON / 2  # resets are no steps
     assert len(worker.metrics.episodes) == ROWS * HORIZON / 2
-    assert set(worker.metrics.episodes) == {("default", 1.0, 1)}
+    assert set(worker.metrics.episodes) == {("default", 1.0, 1, 0)}
 
 
 def test_without_leave_to_start_a_block_the_actor_waits_for_parameters(actor):

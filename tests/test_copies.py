@@ -34,6 +34,7 @@ class Counting(Environment):
     copies = ROWS
 
     def __init__(self):
+        super().__init__()
         self.writes = 0
 
     def spaces(self, agent):
@@ -42,13 +43,15 @@ class Counting(Environment):
     def bind(self, groups):
         pass
 
-    def reset(self, seed, obs):
-        obs[0]["obs"][:] = 0
+    def reset(self, seed, out):
+        out[0].obs["obs"][:] = 0
+        out[0].first[:] = out[0].acts[:] = True
 
     def step(self, actions, out):
         self.writes += ROWS
-        out[0].obs["obs"][:] = self.writes % 251
-        out[0].reward[:], out[0].valid[:] = 0, True
+        out[0].after.obs["obs"][:] = self.writes % 251
+        out[0].after.first[:], out[0].after.acts[:] = False, True
+        out[0].reward[:] = 0
         out[0].terminated[:] = out[0].truncated[:] = False
 
     def close(self):
@@ -59,7 +62,7 @@ class Counting(Environment):
 class CountingConfig(EnvConfig):
     env: Counting
 
-    def make(self, copies):
+    def make(self, copies, *, render=False):
         return self.env
 
     def describe(self):
@@ -124,7 +127,7 @@ def test_one_write_and_one_gather_between_environment_and_trainer_tensor(board, 
     learner = PPOLearner(srl.PPO(horizon=HORIZON, minibatch=MINIBATCH, epochs=1), Stub(), 0, "cpu")
     got = []
 
-    def step(taken, advantage, returns, old):
+    def step(taken, state, keep, goal):
         got.append(taken["obs"])
         return torch.zeros(len(METRICS))
 

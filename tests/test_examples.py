@@ -34,21 +34,63 @@ def evaluate_checkpoint(output):
     assert found[early][1] < found["best"][1]
 
 
-CLAIMS = {check.__name__: check for check in (quickstart, own_environment, remote_inference, evaluate_checkpoint)}
+def own_network(output):
+    assert float(re.search(r"return ([\d.]+)", output)[1]) > 60
+
+
+def own_algorithm(output):
+    assert float(re.search(r"return ([\d.]+)", output)[1]) > 60
+
+
+def relabel(output):
+    # Twenty random steps of 0.2 lead about 0.8 away from the middle; the best is half a step, 0.05 on average.
+    assert float(re.search(r"end of an episode: ([\d.]+)", output)[1]) < 0.2
+
+
+def multi_agent(output):
+    assert re.findall(r"(\w+): return -?[\d.]+ over (\d+) agents' episodes", output) == [
+        ("chasers", "30"),
+        ("runner", "10"),
+    ]
+
+
+def self_play(output):
+    assert int(re.search(r"(\d+) versions played", output)[1]) >= 3
+    assert float(re.search(r"against it now: (-?[\d.]+)", output)[1]) > 0.2  # the first version plays at random
+
+
+def curriculum(output):
+    steps = int(re.search(r"solved the corridor of length 8 after ([\d,]+) steps", output)[1].replace(",", ""))
+    assert steps < 500_000  # of a million: it ended because the target was reached
+
+
+def custom_metrics(output):
+    found = re.search(r"env/tilt ([\d.]+), train/weights ([\d.]+)", output)
+    assert 0 < float(found[1]) < 0.5 and float(found[2]) > 1
+
+
+CHECKS = (quickstart, own_environment, remote_inference, evaluate_checkpoint, own_network, own_algorithm, relabel)
+CHECKS += (multi_agent, self_play, curriculum, custom_metrics)
+CLAIMS = {check.__name__: check for check in CHECKS}
+NEEDS = {"multi_agent": "mpe2", "self_play": "pettingzoo"}
+LONGER = {"own_algorithm": 120}
+"""A whole algorithm takes more than forty lines."""
 
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_example_runs_as_a_script_and_learns(tmp_path, name):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     out = tmp_path / "run"
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), str(out)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     CLAIMS[name](done.stdout)
-    assert (out / "config.json").is_file() and (out / "checkpoints" / "default" / "tags.json").is_file()
+    assert (out / "config.json").is_file() and list((out / "checkpoints").glob("*/tags.json"))
     assert [each.name for each in tmp_path.iterdir()] == ["run"]  # all it writes goes where it was told
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_example_is_tested_and_at_most_forty_lines_long(path):
     assert path.stem in CLAIMS
-    assert len(path.read_text().splitlines()) <= 40
+    assert len(path.read_text().splitlines()) <= LONGER.get(path.stem, 40)

@@ -8,6 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
+from srl.core.worker import Metrics
 from srl.monitor.console import LiveDisplay, PlainDisplay
 from srl.monitor.monitor import Monitor, Row
 from srl.monitor.sinks import JsonLines, TensorBoard, draw_curve, read_metrics
@@ -27,12 +28,16 @@ class Keep:
         pass
 
 
-def report(episodes=(), gauges=None, **counters):
-    return {
-        "counters": {k.replace("_", "/"): v for k, v in counters.items()},
-        "gauges": gauges or {},
-        "episodes": episodes,
-    }
+def report(episodes=(), gauges=None, measured=(), notes=(), **counters):
+    """A report as ``Metrics.report`` makes it."""
+    metrics = Metrics()
+    metrics.gauges.update(gauges or {})
+    metrics.episodes.extend(episodes)
+    metrics.measured.extend(measured)
+    metrics.notes.extend(notes)
+    made = metrics.report()
+    made["counters"] = {k.replace("_", "/"): v for k, v in counters.items()}
+    return made
 
 
 @pytest.fixture
@@ -72,7 +77,7 @@ def test_counters_of_a_restarted_worker_start_again_without_negative_waits(clock
 def test_return_is_the_mean_of_the_last_hundred_episodes(clock):
     monitor = Monitor([Keep()])
     clock[0] += 1
-    monitor.feed("actor-0", "actor", report(episodes=[("default", float(i), 10) for i in range(150)], alive=1.0))
+    monitor.feed("actor-0", "actor", report(episodes=[("default", float(i), 10, 0) for i in range(150)], alive=1.0))
     assert monitor.row.values["return_mean"] == pytest.approx(sum(range(50, 150)) / 100)
     assert monitor.row.values["episodes"] == 150
 
@@ -82,10 +87,28 @@ def test_policies_are_told_apart(clock):
     monitor.feed("trainer-a", "trainer", report(alive=1.0, steps=10, gauges={"version": 3}))
     monitor.feed("trainer-b", "trainer", report(alive=1.0, steps=20, gauges={"version": 5}))
     clock[0] += 1
-    monitor.feed("actor-0", "actor", report(episodes=[("a", 1.0, 1), ("b", 2.0, 1)], alive=1.0))
+    monitor.feed("actor-0", "actor", report(episodes=[("a", 1.0, 1, 3), ("b", 2.0, 1, 5)], alive=1.0))
     values = monitor.row.values
     assert (values["steps"], values["version/a"], values["version/b"]) == (10, 3, 5)
     assert (values["return_mean/a"], values["return_mean/b"]) == (1.0, 2.0)
+
+
+def test_results_of_opponents_are_told_apart_by_version(clock):
+    monitor = Monitor([Keep()], opponents=("past",))
+    clock[0] += 1
+    games = [("past", 1.0, 5, 2), ("past", -1.0, 5, 2), ("past", 1.0, 5, 7), ("default", -1.0, 5, 9)]
+    monitor.feed("actor-0", "actor", report(episodes=games, alive=1.0))
+    assert monitor.row.opponents == {"past": {2: (2, 0.0), 7: (1, 1.0)}}
+
+
+def test_what_environments_measure_is_averaged_and_what_they_say_is_said(clock):
+    keep = Keep()
+    monitor = Monitor([keep])
+    clock[0] += 1
+    spoken = report(measured=[("score", 1.0), ("score", 3.0), ("lives", 5.0)], notes=["copy 3 failed"], alive=1.0)
+    monitor.feed("actor-0", "actor", spoken)
+    assert (monitor.row.values["env/score"], monitor.row.values["env/lives"]) == (2.0, 5.0)
+    assert keep.said == ["copy 3 failed"]
 
 
 def test_resumed_run_starts_at_its_steps(clock):

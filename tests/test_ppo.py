@@ -9,7 +9,7 @@ import torch
 
 import srl
 from srl import envs
-from srl.algorithms.ppo import gae
+from srl.algorithms.returns import gae
 from srl.core.slab import Batch, Slab
 from srl.core.specs import Spaces
 from srl.policies.actor_critic import ActorCritic
@@ -27,26 +27,28 @@ def flags(*values):
 def test_gae_of_a_run_without_ends_is_the_discounted_sum_of_deltas():
     reward, value = column(1, 2, 3), column(0.5, 1.0, 1.5, 2.0)
     none = flags(0, 0, 0)
-    found = gae(reward, value, none, none, 0.9, 0.8)
+    found, known = gae(reward, value, none, none, flags(1, 1, 1, 1), 0.9, 0.8)
     delta = [1 + 0.9 * 1.0 - 0.5, 2 + 0.9 * 1.5 - 1.0, 3 + 0.9 * 2.0 - 1.5]
     last = delta[2]
     middle = delta[1] + 0.72 * last
     assert np.allclose(found[:, 0], [delta[0] + 0.72 * middle, middle, last])
+    assert known.all()
 
 
 def test_terminated_is_worth_nothing_and_truncated_is_bootstrapped():
-    reward, value = column(1, 1), column(0, 10, 10)
-    ended = gae(reward, value, flags(1, 0), flags(0, 0), 0.9, 0.95)
-    cut = gae(reward, value, flags(0, 0), flags(1, 0), 0.9, 0.95)
+    reward, value, valid = column(1, 0), column(0, 10, 10), flags(1, 0, 1)
+    ended, _ = gae(reward, value, flags(1, 0), flags(0, 0), valid, 0.9, 0.95)
+    cut, _ = gae(reward, value, flags(0, 0), flags(1, 0), valid, 0.9, 0.95)
     assert ended[0, 0] == pytest.approx(1.0)
     assert cut[0, 0] == pytest.approx(1.0 + 0.9 * 10)
 
 
 def test_nothing_flows_back_across_an_episode_end():
-    value = column(0, 0, 0, 0)
-    quiet = gae(column(1, 0, 0), value, flags(1, 0, 0), flags(0, 0, 0), 0.99, 0.95)
-    loud = gae(column(1, 0, 100), value, flags(1, 0, 0), flags(0, 0, 0), 0.99, 0.95)
+    value, valid = column(0, 0, 0, 0), flags(1, 0, 1, 1)
+    quiet, _ = gae(column(1, 0, 0), value, flags(1, 0, 0), flags(0, 0, 0), valid, 0.99, 0.95)
+    loud, _ = gae(column(1, 0, 100), value, flags(1, 0, 0), flags(0, 0, 0), valid, 0.99, 0.95)
     assert quiet[0, 0] == loud[0, 0]
+    assert loud[2, 0] == 100
 
 
 def test_reset_steps_are_not_trained_on():
@@ -57,7 +59,8 @@ def test_reset_steps_are_not_trained_on():
     slab.arrays["valid"][1, 2, 1] = False  # block 1, step 2, row 1
     learner = algorithm.learner(spaces, 0, "cpu")
     prepared = learner.prepare(Batch(slab, [2, 1]))
-    where = prepared.batch.positions[prepared.index]
+    assert len(prepared.known) == len(prepared.targets) == len(prepared.batch.positions)
+    where = prepared.batch.positions[prepared.known]
     assert len(where) == 2 * 4 * 2 - 1
     assert (1 * 5 + 2) * 2 + 1 not in where
     assert len(set(where.tolist())) == len(where)
@@ -86,19 +89,20 @@ def test_running_norm_equals_the_statistics_of_all_it_saw():
 
 @pytest.mark.parametrize("action", [gymnasium.spaces.Discrete(3, start=1), gymnasium.spaces.Box(-2, 2, (2, 2))])
 def test_acting_and_evaluating_agree(action):
-    policy = ActorCritic(Spaces(gymnasium.spaces.Box(-1, 1, (5,)), action), log_std=-0.5)
-    obs = {"obs": torch.randn(64, 5)}
+    policy = ActorCritic(Spaces(gymnasium.spaces.Box(-1, 1, (5,)), action), srl.PPO(), log_std=-0.5)
+    obs = {"obs": torch.randn(64, 5, generator=torch.Generator().manual_seed(0))}
     outputs = policy.act(obs, torch.Generator().manual_seed(1))
-    log_prob, entropy, value = policy.evaluate(obs, {"action": outputs["action"]})
+    log_prob, entropy, value = policy.evaluate({**obs, "action": outputs["action"]}, {})
+    (params,) = policy.action(policy.actor(obs)[0], obs)
     assert outputs["action"].shape == (64, *action.shape)
     assert torch.allclose(log_prob, outputs["log_prob"], atol=1e-5)
     assert torch.allclose(value, outputs["value"])
     if isinstance(action, gymnasium.spaces.Discrete):
-        reference = torch.distributions.Categorical(logits=policy(obs)[0][0])
+        reference = torch.distributions.Categorical(logits=params)
         expected = reference.log_prob(outputs["action"] - 1)
         assert set(outputs["action"].tolist()) == {1, 2, 3}
     else:
-        mean, log_std = policy(obs)[0][0].chunk(2, -1)
+        mean, log_std = params.chunk(2, -1)
         reference = torch.distributions.Independent(torch.distributions.Normal(mean, log_std.exp()), 1)
         expected = reference.log_prob(outputs["action"].flatten(1))
     assert torch.allclose(log_prob, expected, atol=1e-5)
@@ -166,7 +170,7 @@ def saved_policy(x, run_dir):
     from srl.policies.host import PolicyHost
 
     plan = check(x)[0]
-    host = PolicyHost(plan.algorithm, plan.spaces, 0, explore=False)
+    host = PolicyHost(plan.algorithm, plan.spaces, 0, clients=1, rows=1, explore=False)
     host.load(checkpoint_store(run_dir, plan).load("latest").under("learner").under("policy").arrays, 0)
     return host
 
@@ -176,8 +180,9 @@ def saved_policy(x, run_dir):
 @pytest.mark.parametrize(("env", "value"), [(Endless, 10.0), (Ending, (1 - 0.9**5) / (1 - 0.9))])
 def test_value_converges_to_the_known_number(tmp_path, env, value, normalize):
     x = train(env, tmp_path / "run", 40_000, gamma=0.9, normalize_return=normalize)
-    found = saved_policy(x, tmp_path / "run").act({"obs": np.ones((1, 1), np.float32)})["value"]
-    assert found[0] == pytest.approx(value, rel=0.05)
+    seen = {"obs": np.ones((1, 1), np.float32)}
+    found = saved_policy(x, tmp_path / "run").act(seen, np.zeros(1, np.int64), np.zeros(1, bool))
+    assert found["value"][0] == pytest.approx(value, rel=0.05)
 
 
 @pytest.mark.learning

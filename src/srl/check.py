@@ -23,7 +23,15 @@ EXTRAS = {
     "pettingzoo": "multiagent",
     "mpe2": "multiagent",
     "ray": "ray",
+    "imageio": "video",
+    "imageio-ffmpeg": "video",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "onnxscript": "onnx",
+    "wandb": "wandb",
+    "prometheus-client": "prometheus",
 }
+"""Optional packages, and the extra that brings each."""
 _MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[bold red]bad[/]"}
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``srl train | resume | eval | recipes | check | bench``.
+"""The command line: ``srl train | resume | eval | play | export | recipes | check | bench``.
 
 What a user got wrong ends with one line on stderr and exit code 2; a run that failed ends with 1, an interrupted one
 with 130.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
@@ -21,6 +22,17 @@ from rich.table import Table
 from srl.core.errors import CheckpointError, ConfigError, SrlError, UnknownName
 
 T = TypeVar("T")
+
+
+def _unless(value: str, **more: Any) -> Any:
+    """How the help of an option says what happens without it."""
+    return tyro.conf.arg(help_behavior_hint=f"(default: {value})", **more)
+
+
+_Run = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+_Sample = Annotated[bool | None, _unless("draw where observations are images", metavar="{True,False}")]
+_Project = Annotated[str, _unless("no", metavar="PROJECT")]
+_Port = Annotated[int, _unless("no", metavar="PORT")]
 
 
 def main() -> None:
@@ -48,7 +60,9 @@ def _command(arguments: Sequence[str]) -> int:
     commands: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
         "train": (_train, "train a recipe, or an algorithm on any Gymnasium environment"),
         "resume": (_resume, "go on with a run"),
-        "eval": (_eval, "measure a saved policy"),
+        "eval": (_eval, "measure saved policies"),
+        "play": (_play, "watch saved policies play, or film them"),
+        "export": (_export, "write a saved policy to an ONNX file"),
         "recipes": (_recipes, "list the recipes"),
         "check": (_check, "look whether this machine has what SRL needs"),
         "bench": (_bench, "measure training throughput"),
@@ -111,12 +125,12 @@ def _one_line(box: str) -> str:
 class TrainOptions:
     """What to train, where, and how long."""
 
-    recipe: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[RECIPE]")] = None
+    recipe: Annotated[tyro.conf.Positional[str | None], _unless("none", metavar="[RECIPE]")] = None
     """A recipe (see srl recipes), unless --env is given."""
-    env: str | None = None
+    env: Annotated[str | None, _unless("the recipe's", metavar="ID")] = None
     """A Gymnasium id; module:id imports the module first."""
     algorithm: str = "ppo"
-    """With --env: the algorithm. Its own options follow below."""
+    """With --env: ppo, dqn, or module:Class of one's own. Its options follow below."""
     steps: int = 1_000_000
     """Agent steps to train on."""
     launcher: Literal["inline", "local"] = "local"
@@ -127,10 +141,20 @@ class TrainOptions:
     """First TCP port to listen on (0: any that is free)."""
     restarts: int = 3
     """How often workers may be started again after a crash, in all."""
+    stall_seconds: float = 60.0
+    """After how long without progress the run says who is stuck where."""
+    until: Annotated[str, _unless("train on all steps", metavar="TARGET")] = ""
+    """End once an evaluation reaches this, such as return>=475 (or return/policy>=475)."""
+    curriculum: Annotated[str, _unless("none", metavar="MODULE:FUNCTION")] = ""
+    """module:function of an evaluation that says what the environments are told."""
     seed: int = 1
     """All random choices of the run derive from it."""
-    out: Path | None = None
-    """The run's folder (default: a new one in runs/)."""
+    out: Annotated[Path | None, _unless("a new one in runs/", metavar="FOLDER")] = None
+    """The run's folder."""
+    wandb: _Project = ""
+    """Log to this Weights & Biases project too (WANDB_MODE=offline: to files)."""
+    prometheus: _Port = 0
+    """Serve the numbers to Prometheus at 127.0.0.1 on this port while the run goes on."""
     quiet: bool = False
     """Show nothing but the result."""
 
@@ -139,7 +163,8 @@ def _train(arguments: Sequence[str]) -> int:
     from srl.launch.run import run
 
     x, options = _experiment(_recipe_first(arguments))
-    return _finish(lambda: run(x, options.out, display=_display(options.quiet)), options.quiet)
+    sinks, show = _sinks(options), _display(options.quiet)
+    return _finish(lambda: run(x, options.out, display=show, sinks=sinks), options.quiet)
 
 
 def _recipe_first(arguments: Sequence[str]) -> list[str]:
@@ -153,8 +178,7 @@ def _recipe_first(arguments: Sequence[str]) -> list[str]:
 def _experiment(arguments: Sequence[str]) -> tuple[Any, Any]:
     """The experiment that the arguments of ``srl train`` describe, and all options as parsed."""
     from srl import envs
-    from srl.algorithms import ALGORITHMS
-    from srl.experiment import Actors, Experiment, Policies, Trainer
+    from srl.experiment import Actors, Evaluator, Experiment, Policies, Trainer
     from srl.recipes import recipe
 
     named = arguments[0] if arguments and not arguments[0].startswith("-") else None
@@ -164,26 +188,41 @@ def _experiment(arguments: Sequence[str]) -> tuple[Any, Any]:
         raise ConfigError("name a recipe (srl recipes lists them) or an environment (--env ID)")
     if named is not None and env is not None:
         raise ConfigError(f"either the recipe {named!r} or --env {env}, not both")
+    algorithm = _value_of(arguments, "--algorithm")
+    if named is not None and algorithm is not None:
+        raise ConfigError(f"the recipe {named!r} has its own algorithm; --algorithm goes with --env")
     if named is not None:
         base = recipe(named)
     else:
-        algorithm = _value_of(arguments, "--algorithm") or "ppo"
-        if algorithm not in ALGORITHMS:
-            raise UnknownName("algorithm", algorithm, ALGORITHMS)
-        base = Experiment(envs.gym(env or "CartPole-v1"), ALGORITHMS[algorithm]())
+        base = Experiment(envs.gym(env or "CartPole-v1"), _algorithm(algorithm or "ppo"))
     chosen = next(iter(base.algorithms.values()))
+    alone = len(base.algorithms) == 1  # several algorithms are declared in Python
     groups: list[tuple[str, Any]] = [("actors", Actors), ("policies", Policies), ("trainer", Trainer)]
-    groups.append((chosen.name, type(chosen)))
+    groups += [("evaluator", Evaluator), *(((chosen.name, type(chosen)),) if alone else ())]
     extended = [(name, kind, field(default_factory=kind)) for name, kind in groups]
     kind = make_dataclass("Train", extended, bases=(TrainOptions,), frozen=True)
     kind.__doc__ = TrainOptions.__doc__
     simple = {f.name: getattr(base, f.name) for f in fields(TrainOptions) if hasattr(base, f.name)}
     simple.update(algorithm=chosen.name, env=env)
-    inner = {"actors": base.actors, "policies": base.policies, "trainer": base.trainer, chosen.name: chosen}
+    inner = {name: chosen if name == chosen.name else getattr(base, name) for name, _ in groups}
     options: Any = parse(kind, arguments, "train", kind(**simple, **inner))
     changed = {f.name: getattr(options, f.name) for f in fields(Experiment) if hasattr(options, f.name)}
-    changed.update(env=base.env, algorithm={"default": getattr(options, chosen.name)})
+    policy = next(iter(base.algorithms))
+    changed.update(env=base.env, algorithm={policy: getattr(options, chosen.name)} if alone else base.algorithms)
     return replace(base, **changed), options
+
+
+def _algorithm(name: str) -> Any:
+    """The algorithm of this name, or the one at ``module:Class``, with its own default options."""
+    from srl.algorithms import ALGORITHMS, Algorithm
+    from srl.algorithms.base import load_object
+
+    if ":" not in name and name not in ALGORITHMS:
+        raise UnknownName("algorithm", name, ALGORITHMS)
+    kind = ALGORITHMS[name] if name in ALGORITHMS else load_object(name, "--algorithm")
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        raise ConfigError(f"--algorithm {name} is not a subclass of srl.Algorithm")
+    return kind()
 
 
 def _value_of(arguments: Sequence[str], option: str) -> str | None:
@@ -201,10 +240,21 @@ def _display(quiet: bool) -> Any:
     return None if quiet else on_console
 
 
+def _sinks(options: Any) -> list[Any]:
+    """Where the numbers go beside the run's own files."""
+    if not options.wandb and not options.prometheus:
+        return []
+    from srl.monitor.exporters import Prometheus, WandB
+
+    found: list[Any] = [WandB(options.wandb)] if options.wandb else []
+    return [*found, Prometheus(options.prometheus)] if options.prometheus else found
+
+
 def _finish(go: Callable[[], Any], quiet: bool) -> int:
     """Run, then measure what was learned and say where everything is."""
     from srl.launch.run import EVAL_EPISODES, evaluate
     from srl.monitor.sinks import CURVE
+    from srl.play import trained_policies
 
     result = go()
     out = Console(highlight=False)
@@ -215,11 +265,13 @@ def _finish(go: Callable[[], Any], quiet: bool) -> int:
     out.print(f"trained on {result.trained:,} steps in {result.seconds:.0f} s ({rate:,.0f} steps/s)")
     if not quiet:
         out.print(f"evaluating {EVAL_EPISODES} episodes …")
-    found = evaluate(result.run_dir)
-    out.print(
-        f"evaluation: return [bold]{found.return_mean:.1f}[/] ± {found.return_std:.1f} "
-        f"over {found.episodes} episodes (version {found.version})"
-    )
+    policies = trained_policies(result.run_dir)
+    for policy in policies:
+        found = evaluate(result.run_dir, policy=policy)
+        out.print(
+            f"evaluation{f' of {policy}' if len(policies) > 1 else ''}: return [bold]{found.return_mean:.1f}[/] "
+            f"± {found.return_std:.1f} over {found.episodes} episodes (version {found.version})"
+        )
     if (result.run_dir / CURVE).exists():
         out.print(f"learning curve: {result.run_dir / CURVE}")
     return 0
@@ -229,12 +281,16 @@ def _finish(go: Callable[[], Any], quiet: bool) -> int:
 class ResumeOptions:
     """Go on with a run, from its last checkpoint or another one."""
 
-    run_dir: tyro.conf.Positional[Path]
+    run_dir: _Run
     """The run's folder."""
-    steps: int | None = None
-    """Agent steps to train on in all (default: as the run was declared)."""
+    steps: Annotated[int | None, _unless("as the run was declared", metavar="INT")] = None
+    """Agent steps to train on in all."""
     tag: str = "latest"
     """Which checkpoint: latest, best, or v followed by a version."""
+    wandb: _Project = ""
+    """Log to this Weights & Biases project too (WANDB_MODE=offline: to files)."""
+    prometheus: _Port = 0
+    """Serve the numbers to Prometheus at 127.0.0.1 on this port while the run goes on."""
     quiet: bool = False
     """Show nothing but the result."""
 
@@ -243,45 +299,128 @@ def _resume(arguments: Sequence[str]) -> int:
     from srl.launch.run import resume
 
     options = parse(ResumeOptions, arguments, "resume")
-    changes = {} if options.steps is None else {"steps": options.steps}
-    show = _display(options.quiet)
-    return _finish(lambda: resume(options.run_dir, tag=options.tag, display=show, **changes), options.quiet)
+    going: dict[str, Any] = {"tag": options.tag, "display": _display(options.quiet), "sinks": _sinks(options)}
+    if options.steps is not None:
+        going["steps"] = options.steps
+    return _finish(lambda: resume(options.run_dir, **going), options.quiet)
 
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """Measure a saved policy."""
+    """Measure saved policies."""
 
-    run_dir: tyro.conf.Positional[Path]
+    run_dir: _Run
     """The run's folder."""
     tag: str = "latest"
     """Which checkpoint: latest, best, or v followed by a version."""
     episodes: int = 20
     """Episodes to play."""
-    policy: str = "default"
+    policy: Annotated[str, _unless("all that are trained")] = ""
     """Which policy of the run."""
+    versus: str = "latest"
+    """Which version opponents play, in a run with opponents."""
     seed: int = 0
     """Seed of the episodes."""
-    sample: bool | None = None
-    """Draw actions at random as in training, or take the likeliest (default: draw where observations are images)."""
+    sample: _Sample = None
+    """Draw actions at random as in training, or take the likeliest."""
     json: bool = False
-    """Print one line of JSON."""
+    """Print one line of JSON for each policy."""
 
 
 def _eval(arguments: Sequence[str]) -> int:
     from srl.launch.run import evaluate
+    from srl.play import trained_policies
 
     options = parse(EvalOptions, arguments, "eval")
-    rest = {k: v for k, v in asdict(options).items() if k not in ("run_dir", "json")}
-    found = evaluate(options.run_dir, **rest)
-    if options.json:
-        print(found.as_json())
-    else:
-        Console(highlight=False).print(
-            f"return [bold]{found.return_mean:.1f}[/] ± {found.return_std:.1f} "
-            f"(min {found.return_min:.1f}, max {found.return_max:.1f}), episode length {found.length_mean:.0f}, "
-            f"{found.episodes} episodes, version {found.version} ({found.tag})"
-        )
+    rest = {k: v for k, v in asdict(options).items() if k not in ("run_dir", "json", "policy")}
+    policies = [options.policy] if options.policy else trained_policies(options.run_dir)
+    for policy in policies:
+        found = evaluate(options.run_dir, policy=policy, **rest)
+        if options.json:
+            print(found.as_json())
+        else:
+            Console(highlight=False, soft_wrap=True).print(
+                f"{f'{policy}: ' if len(policies) > 1 else ''}return [bold]{found.return_mean:.1f}[/] "
+                f"± {found.return_std:.1f} (min {found.return_min:.1f}, max {found.return_max:.1f}), "
+                f"episode length {found.length_mean:.0f}, {found.episodes} episodes, "
+                f"version {found.version} ({found.tag})"
+            )
+    return 0
+
+
+@dataclass(frozen=True)
+class PlayOptions:
+    """Watch saved policies play: all policies of the run at once, one episode after the other."""
+
+    run_dir: _Run
+    """The run's folder."""
+    tag: str = "latest"
+    """Which checkpoint: latest, best, or v followed by a version."""
+    policy: Annotated[str, _unless("everyone's")] = ""
+    """Whose returns to print."""
+    versus: str = "latest"
+    """Which version opponents play, in a run with opponents."""
+    episodes: int = 3
+    """Episodes to play."""
+    video: Annotated[Path | None, _unless("only print returns", metavar="FILE.mp4")] = None
+    """File to film them into."""
+    fps: int = 30
+    """Frames per second of the video; a frame is a step."""
+    seed: int = 0
+    """Seed of the episodes."""
+    sample: _Sample = None
+    """Draw actions at random as in training, or take the likeliest."""
+
+
+def _play(arguments: Sequence[str]) -> int:
+    from srl.play import Episode, play
+
+    options = parse(PlayOptions, arguments, "play")
+    _draw_in_memory()
+    count = 0
+
+    def tell(episode: Episode) -> None:
+        nonlocal count
+        count += 1
+        print(f"episode {count}: {episode}", flush=True)
+
+    play(tell=tell, **asdict(options))
+    if options.video is not None:
+        print(f"video: {options.video}")
+    return 0
+
+
+def _draw_in_memory() -> None:
+    """Frames go into a file: pygame need not look for a screen, nor MuJoCo where there is none."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Write a saved policy, observations to likeliest actions, to a file that needs neither SRL nor torch."""
+
+    run_dir: _Run
+    """The run's folder."""
+    onnx: Annotated[Path, tyro.conf.arg(metavar="FILE.onnx")]
+    """File to write; it is checked against torch before it appears."""
+    tag: str = "latest"
+    """Which checkpoint: latest, best, or v followed by a version."""
+    policy: Annotated[str, _unless("the first")] = ""
+    """Which policy of the run."""
+
+
+def _export(arguments: Sequence[str]) -> int:
+    options = parse(ExportOptions, arguments, "export")
+    from srl.export import export  # imports torch: not before the arguments are known to be right
+
+    found = export(options.run_dir, options.onnx, tag=options.tag, policy=options.policy)
+    print(f"{found.path}: {', '.join(found.inputs)} -> {', '.join(found.outputs)}")
+    print(
+        f"policy {found.policy}, version {found.version}; "
+        f"onnxruntime gave the same as torch for {found.samples} random observations"
+    )
     return 0
 
 
@@ -292,7 +431,7 @@ def _recipes(arguments: Sequence[str]) -> int:
     for name, each in RECIPES.items():
         x = each.make()
         algorithms = "+".join(sorted({a.name for a in x.algorithms.values()}))
-        table.add_row(name, str(x.env.describe()["gym"]), algorithms, f"{x.steps:,}", each.extra or "–", each.about)
+        table.add_row(name, x.env.name, algorithms, f"{x.steps:,}", each.extra or "–", each.about)
     Console(highlight=False).print(table)
     return 0
 

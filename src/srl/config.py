@@ -13,19 +13,24 @@ from srl import envs
 from srl.algorithms import ALGORITHMS
 from srl.algorithms.base import Algorithm
 from srl.core.errors import ConfigError, UnknownName
-from srl.experiment import Actors, Experiment, Policies, Trainer
+from srl.experiment import Actors, Evaluator, Experiment, Policies, Trainer
+from srl.workers.opponents import Opponent
 
 CONFIG = "config.json"
+_GROUPS: dict[str, Any] = {"actors": Actors, "policies": Policies, "trainer": Trainer, "evaluator": Evaluator}
 
 
 def to_json(x: Experiment) -> dict[str, Any]:
     """``x`` as plain JSON."""
-    groups = {"actors": asdict(x.actors), "policies": asdict(x.policies), "trainer": asdict(x.trainer)}
-    simple = {f.name: getattr(x, f.name) for f in fields(x) if f.name not in (*groups, "env", "algorithm", "agents")}
+    groups = {name: asdict(getattr(x, name)) for name in _GROUPS}
+    maps = ("env", "algorithm", "agents", "samples", "opponents")
+    simple = {f.name: getattr(x, f.name) for f in fields(x) if f.name not in (*groups, *maps)}
     return {
         "env": x.env.describe(),
         "algorithm": {policy: _algorithm_json(each) for policy, each in x.algorithms.items()},
         "agents": dict(x.agents),
+        "samples": {policy: list(trainers) for policy, trainers in x.samples.items()},
+        "opponents": {policy: asdict(each) for policy, each in x.opponents.items()},
         **groups,
         **simple,
     }
@@ -40,9 +45,11 @@ def from_json(found: dict[str, Any]) -> Experiment:
     given = dict(found)
     given["env"] = envs.from_json(given["env"])
     given["algorithm"] = {policy: _algorithm(each) for policy, each in given["algorithm"].items()}
-    for name, kind in (("actors", Actors), ("policies", Policies), ("trainer", Trainer)):
+    for name, kind in _GROUPS.items():
         if name in given:
             given[name] = _typed(given[name], kind, name)
+    opponents = given.get("opponents", {}).items()
+    given["opponents"] = {policy: _typed(each, Opponent, "opponents") for policy, each in opponents}
     return Experiment(**given)
 
 

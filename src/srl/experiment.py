@@ -2,20 +2,21 @@
 
 Data passes through the graph like this (``docs/architecture.md`` has the picture)::
 
-    actor --observations--> policy --actions--> actor --blocks--> trainer --versions--> policy
+    actor --observations--> policy --actions--> actor --blocks--> [buffer] --blocks--> trainer --versions--> policy
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from srl.algorithms.base import Algorithm
+from srl.algorithms.base import Algorithm, Replay, load_object
 from srl.algorithms.ppo import PPO
-from srl.core.errors import ConfigError
+from srl.core.errors import ConfigError, UnknownName
 from srl.core.memory import Doorbell, available_memory
 from srl.core.seeding import derive
 from srl.core.slab import BlockSpec
@@ -24,16 +25,22 @@ from srl.core.worker import Worker
 from srl.envs.base import EnvConfig
 from srl.services.checkpoints import CheckpointStore
 from srl.services.names import FileNames
+from srl.streams.combine import NullSamples, TeeSamples
 from srl.streams.inference import InferenceBoard
 from srl.streams.parameters import ParameterBoard
 from srl.streams.protocols import InferenceStream, ParameterStream, SampleStream
 from srl.streams.samples import SampleBoard
 from srl.workers.actor import ActorWorker, Route, groups_of
+from srl.workers.buffer import FifoBuffer, ReplayBuffer
+from srl.workers.evaluator import EvalSeat, EvalWorker, Target
+from srl.workers.opponents import Opponent, OpponentInference
 from srl.workers.policy import InlineInference, PolicyWorker
+from srl.workers.replay import blocks_kept, feedback_block, sample_block
 from srl.workers.trainer import TrainerPlan, TrainerWorker
 
 if TYPE_CHECKING:
     from srl.launch.run import Result
+    from srl.monitor.monitor import Sink
 
 _LARGE = 8192
 """Bytes of an observation from which on a network is worth several threads."""
@@ -41,6 +48,10 @@ _LARGE = 8192
 TRANSPORTS = ("auto", "shm", "tcp")
 LAUNCHERS = ("inline", "local")
 INFERENCE = ("inline", "remote")
+RULES = ("latest", "uniform", "prioritized")
+
+_BATCHES = 3
+"""Batches between a buffer and its trainer: one being trained on, one ready, one being drawn."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,8 @@ class Actors:
     """Vectors an actor steps in turn: while one waits for actions the next one steps (for remote inference)."""
     inference: Literal["inline", "remote"] = "inline"
     """inline: the policy sits in the actor. remote: in policy workers, which batch what several actors ask."""
+    memory_mb: int = 0
+    """An actor that holds more memory than this is started anew, for environments that leak (0: no limit)."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,24 @@ class Trainer:
     """Prepare the next batch while this one is trained on."""
     checkpoint_seconds: float = 60.0
     """Time between checkpoints; one is always saved at the end."""
+    past_every: int = 0
+    """Updates between two versions kept for opponents to play (0: 20 if there are opponents, else none)."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """What to do about an update that gives NaN or Inf: end the run, or skip the batch."""
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Who evaluates beside training."""
+
+    count: int = 0
+    """1: one evaluator. 0: none, unless the run has a target or a curriculum."""
+    episodes: int = 20
+    """Episodes played with each version."""
+    seconds: float = 10.0
+    """Time between two versions saved to be evaluated."""
+    sample: bool | None = None
+    """Draw actions at random as in training, or take the likeliest (default: draw where observations are images)."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +128,15 @@ class Experiment:
     actors: Actors = field(default_factory=Actors)
     policies: Policies = field(default_factory=Policies)
     trainer: Trainer = field(default_factory=Trainer)
+    evaluator: Evaluator = field(default_factory=Evaluator)
+    samples: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Whose trainers get a policy's samples, if not just its own: {policy: policies}; nobody's: an empty list."""
+    opponents: Mapping[str, Opponent] = field(default_factory=dict)
+    """Policies that are not trained but are past versions of others: {policy: opponent}."""
+    until: str = ""
+    """End the run once an evaluation reaches this, such as return>=475 (or return/policy>=475)."""
+    curriculum: str = ""
+    """module:function of an evaluation that says what the actors' environments are told, or None for nothing."""
     steps: int = 1_000_000
     """Agent steps to train on."""
     seed: int = 1
@@ -108,13 +148,20 @@ class Experiment:
     """First TCP port to listen on (0: any that is free)."""
     restarts: int = 3
     """How often the workers of a run may be started again after a crash, in all."""
+    stall_seconds: float = 60.0
+    """After how long without progress the run says who is stuck where; a stuck actor is then started anew."""
 
-    def run(self, out: str | Path | None = None, *, quiet: bool = False, **changes: Any) -> Result:
-        """Train, with ``changes`` to the fields above; everything about the run is kept in the folder ``out``."""
+    def run(
+        self, out: str | Path | None = None, *, quiet: bool = False, sinks: Sequence[Sink] = (), **changes: Any
+    ) -> Result:
+        """Train, with ``changes`` to the fields above; everything about the run is kept in the folder ``out``.
+
+        ``sinks`` also get the run's numbers.
+        """
         from srl.launch.run import run
         from srl.monitor.console import on_console
 
-        return run(replace(self, **changes), out, display=None if quiet else on_console)
+        return run(replace(self, **changes), out, display=None if quiet else on_console, sinks=sinks)
 
     @property
     def algorithms(self) -> Mapping[str, Algorithm]:
@@ -145,73 +192,175 @@ class Plan:
     spaces: Spaces
     block: BlockSpec
     batch: int
+    """Blocks the trainer takes per update."""
     slab: int
+    """Blocks the stream from the actors holds."""
+    trainers: tuple[str, ...]
+    """Policies whose trainers get its samples."""
+    opponent: Opponent | None = None
+    """Set if it is not trained."""
 
 
 def wire(x: Experiment, plans: Sequence[Plan], run_dir: Path, resume: str | None) -> list[Node]:
-    """The graph: every stream is made here and handed to the workers it joins. Actors first, trainers last."""
-    shared = x.launcher != "inline"
+    """The graph: every stream is made here and handed to the workers it joins. Actors first, trainers after buffers."""
+    make = Streams(x, run_dir)
     threads = trainer_threads(x, plans)
-    bells = [Doorbell() for _ in range(x.actors.count)]  # wakes an actor, whatever it waits for
     routes: list[list[Route]] = [[] for _ in range(x.actors.count)]
     policies: list[Node] = []
+    buffers: list[Node] = []
     trainers: list[Node] = []
+    samples = {plan.policy: make.samples(plan.policy, plan.block, plan.slab) for plan in plans if not plan.opponent}
 
-    for place, plan in enumerate(plans):
-        samples, inference, parameters = streams(x, plan, place, bells, FileNames(run_dir / "names"))
-        common: dict[str, Any] = {"algorithm": plan.algorithm, "spaces": plan.spaces, "parameters": parameters}
+    for plan in plans:
+        name, rows = plan.policy, plan.block.rows
+        common: dict[str, Any] = {"algorithm": plan.algorithm, "spaces": plan.spaces}
+        sink = make.sink(plan, samples)
+        if plan.opponent is not None:
+            store = opponent_store(plan, plans, run_dir)
+            for i in range(x.actors.count):
+                seat = {**common, "store": store, "seed": derive(x.seed, name, i), "clients": make.slots, "rows": rows}
+                against = OpponentInference(plan.opponent, **seat)
+                routes[i].append(Route(name, plan.agents, against, sink))
+            continue
 
-        todo = TrainerPlan(
-            batch=plan.batch,
-            steps=x.steps,
-            seed=x.seed,
-            device=x.trainer.device,
-            threads=threads,
-            prefetch=x.trainer.prefetch and shared,
-            checkpoint_seconds=x.trainer.checkpoint_seconds,
-            resume=resume,
-        )
+        parameters = make.parameters(name)
         store = checkpoint_store(run_dir, plan)
-        trained = {"policy": plan.policy, "samples": samples, "checkpoints": store, "plan": todo}
-        trainers.append(Node(TrainerWorker, f"trainer-{plan.policy}", {**common, **trained}))
+        source, priorities = samples[name], None
+        replay = plan.algorithm.replay()
+        if replay is not None:
+            source, priorities, buffer = make.buffer(plan, replay, source, resume)
+            buffers.append(buffer)
+        todo = trainer_plan(x, plan, plans, threads, resume)
+        trained = {"policy": name, "samples": source, "priorities": priorities, "checkpoints": store, "plan": todo}
+        trainers.append(Node(TrainerWorker, f"trainer-{name}", {**common, "parameters": parameters, **trained}))
+        if not plan.agents:  # it learns from what others do
+            continue
 
+        hosted: dict[str, Any] = {**common, "parameters": parameters, "clients": make.slots, "rows": rows}
+        inference: InferenceStream
         if x.actors.inference == "remote":
+            inference = make.inference(name, sink, plan.block)
             for i in range(x.policies.count):
                 served = {"index": i, "inference": inference, "seed": x.seed, "threads": x.policies.threads}
-                policies.append(Node(PolicyWorker, f"policy-{plan.policy}-{i}", {**common, **served}))
-
+                policies.append(Node(PolicyWorker, f"policy-{name}-{i}", {**hosted, **served}))
         for i in range(x.actors.count):
             if x.actors.inference == "inline":
-                seed = derive(x.seed, "inference", plan.policy, i)
-                inference = InlineInference(**common, seed=seed, threads=1 if shared else threads)
-            routes[i].append(Route(plan.policy, plan.agents, inference, samples))
+                seed = derive(x.seed, "inference", name, i)
+                inference = InlineInference(**hosted, seed=seed, threads=1 if make.shared else threads)
+            routes[i].append(Route(name, plan.agents, inference, sink))
 
     acting = {"env": x.env, "copies": x.actors.envs, "ring": x.actors.ring, "seed": x.seed}
     actors = [Node(ActorWorker, f"actor-{i}", {"index": i, "routes": routes[i], **acting}) for i in range(len(routes))]
-    return [*actors, *policies, *trainers]
+    return [*actors, *policies, *buffers, *trainers, *evaluators(x, plans, run_dir)]
 
 
-def streams(
-    x: Experiment, plan: Plan, place: int, bells: Sequence[Doorbell], names: FileNames
-) -> tuple[SampleStream, InferenceStream, ParameterStream]:
-    """The three streams of one policy, over the transport that suits where its workers are."""
-    slots = [bell for bell in bells for _ in range(x.actors.ring)]
-    if x.transport != "tcp":
-        shared = x.launcher != "inline"
-        board = SampleBoard(plan.block, plan.slab, slots, shared=shared)
-        inference = InferenceBoard(board.slab, slots, x.policies.count, shared=shared)
-        return board, inference, ParameterBoard(shared=shared)
+class Streams:
+    """Makes streams over the transport that suits where the workers are."""
 
-    from srl.streams.tcp_inference import TcpInference
-    from srl.streams.tcp_parameters import TcpParameters
-    from srl.streams.tcp_samples import TcpSamples
+    def __init__(self, x: Experiment, run_dir: Path) -> None:
+        self.x, self.run_dir = x, run_dir
+        self.shared = x.launcher != "inline"
+        self.names = FileNames(run_dir / "names")
+        bells = [Doorbell() for _ in range(x.actors.count)]  # one wakes an actor, whatever it waits for
+        self.bells = [bell for bell in bells for _ in range(x.actors.ring)]
+        self.slots = len(self.bells)
+        self._ports = itertools.count(x.port) if x.port else itertools.repeat(0)
 
-    ports = [x.port + place * (2 + x.policies.count) + i if x.port else 0 for i in range(3)]
-    return (
-        TcpSamples(f"samples/{plan.policy}", names, plan.block, plan.slab, len(slots), ports[0]),
-        TcpInference(f"inference/{plan.policy}", names, plan.block, len(slots), x.policies.count, ports[2]),
-        TcpParameters(f"parameters/{plan.policy}", names, ports[1]),
+    def samples(self, name: str, spec: BlockSpec, blocks: int, bells: Sequence[Doorbell] = ()) -> SampleStream:
+        """A sample stream from the actors, or from whoever waits for ``bells``."""
+        bells = bells or self.bells
+        if self.x.transport != "tcp":
+            return SampleBoard(spec, blocks, bells, shared=self.shared)
+        from srl.streams.tcp_samples import TcpSamples
+
+        return TcpSamples(f"samples/{name}", self.names, spec, blocks, len(bells), next(self._ports))
+
+    def sink(self, plan: Plan, samples: Mapping[str, SampleStream]) -> SampleStream:
+        """Where the agents of a policy put their samples."""
+        if not plan.trainers:
+            return NullSamples(plan.block, self.slots, shared=self.shared)
+        if plan.trainers == (plan.policy,):
+            return samples[plan.policy]
+        own = plan.policy in plan.trainers
+        order = sorted(plan.trainers, key=lambda name: name != plan.policy)  # its own is where blocks are filled
+        return TeeSamples([samples[name] for name in order], own=own)
+
+    def parameters(self, name: str) -> ParameterStream:
+        """A parameter stream."""
+        if self.x.transport != "tcp":
+            return ParameterBoard(shared=self.shared)
+        from srl.streams.tcp_parameters import TcpParameters
+
+        return TcpParameters(f"parameters/{name}", self.names, next(self._ports))
+
+    def inference(self, name: str, sink: SampleStream, spec: BlockSpec) -> InferenceStream:
+        """An inference stream for observations that lie in the blocks of ``sink``."""
+        servers = self.x.policies.count
+        if self.x.transport != "tcp":
+            slab = (sink.streams[0] if isinstance(sink, TeeSamples) else sink).slab  # type: ignore[attr-defined]
+            return InferenceBoard(slab, self.bells, servers, shared=self.shared)
+        from srl.streams.tcp_inference import TcpInference
+
+        ports = [next(self._ports) for _ in range(servers)]
+        return TcpInference(f"inference/{name}", self.names, spec, self.slots, servers, ports[0])
+
+    def buffer(
+        self, plan: Plan, replay: Replay, samples: SampleStream, resume: str | None
+    ) -> tuple[SampleStream, SampleStream | None, Node]:
+        """A buffer worker: the stream the trainer takes from, the one its priorities go to, and the worker."""
+        bell, name = [Doorbell()], plan.policy
+        if replay.kind == "fifo":
+            batches = self.samples(f"{name}/batches", plan.block, plan.slab, bell)
+            passing = {"replay": replay, "samples": samples, "batches": batches}
+            return batches, None, Node(FifoBuffer, f"buffer-{name}", passing)
+        batches = self.samples(f"{name}/batches", sample_block(plan.block, replay), _BATCHES, bell)
+        priorities = None
+        if replay.kind == "prioritized":
+            priorities = self.samples(f"{name}/priorities", feedback_block(replay), _BATCHES, [Doorbell()])
+        keeping: dict[str, Any] = {"replay": replay, "samples": samples, "batches": batches, "priorities": priorities}
+        store = CheckpointStore(self.run_dir / "replay" / name, "replay", keep=1) if replay.keep else None
+        keeping.update(seed=self.x.seed, actors=self.slots, checkpoints=store, resume=resume is not None)
+        return batches, priorities, Node(ReplayBuffer, f"buffer-{name}", keeping)
+
+
+def trainer_plan(x: Experiment, plan: Plan, plans: Sequence[Plan], threads: int, resume: str | None) -> TrainerPlan:
+    """What the trainer of one policy is to do."""
+    foreign = any(plan.policy in each.trainers for each in plans if each.policy != plan.policy)
+    watched = any(plan.policy == each.opponent.of for each in plans if each.opponent and not each.opponent.run)
+    return TrainerPlan(
+        batch=plan.batch,
+        steps=x.steps,
+        seed=x.seed,
+        device=x.trainer.device,
+        threads=threads,
+        prefetch=x.trainer.prefetch and x.launcher != "inline",
+        checkpoint_seconds=min(x.trainer.checkpoint_seconds, x.evaluator.seconds if evaluated(x) else float("inf")),
+        resume=resume,
+        past_every=(x.trainer.past_every or 20) if watched else x.trainer.past_every,
+        nonfinite=x.trainer.nonfinite,
+        foreign=foreign,
     )
+
+
+def evaluated(x: Experiment) -> bool:
+    """Whether the run has an evaluator."""
+    return bool(x.evaluator.count or x.until or x.curriculum)
+
+
+def evaluators(x: Experiment, plans: Sequence[Plan], run_dir: Path) -> list[Node]:
+    """The evaluator, if the run has one."""
+    if not evaluated(x):
+        return []
+    seats = []
+    for plan in plans:
+        if plan.agents:
+            store = opponent_store(plan, plans, run_dir) if plan.opponent else checkpoint_store(run_dir, plan)
+            seats.append(EvalSeat(plan.policy, plan.agents, plan.spaces, plan.algorithm, store, not plan.opponent))
+    trained = [plan.policy for plan in plans if plan.agents and not plan.opponent]
+    judging: dict[str, Any] = {"until": Target.parse(x.until, trained), "curriculum": x.curriculum, "run_dir": run_dir}
+    playing = {"env": x.env, "seats": seats, "episodes": x.evaluator.episodes, "sample": x.evaluator.sample}
+    own_process = x.launcher != "inline"
+    return [Node(EvalWorker, "evaluator", {**playing, **judging, "seed": x.seed, "own_process": own_process})]
 
 
 def trainer_threads(x: Experiment, plans: Sequence[Plan]) -> int:
@@ -228,8 +377,18 @@ def trainer_threads(x: Experiment, plans: Sequence[Plan]) -> int:
 
 def checkpoint_store(run_dir: Path, plan: Plan) -> CheckpointStore:
     """Where the policy's checkpoints lie."""
-    identity = f"{plan.algorithm.name} {plan.spaces.observation} -> {plan.spaces.action}"
-    return CheckpointStore(run_dir / "checkpoints" / plan.policy, identity)
+    return CheckpointStore(run_dir / "checkpoints" / plan.policy, _identity(plan))
+
+
+def opponent_store(plan: Plan, plans: Sequence[Plan], run_dir: Path) -> CheckpointStore:
+    """Where the versions lie that an opponent plays."""
+    assert plan.opponent is not None
+    folder = Path(plan.opponent.run) if plan.opponent.run else run_dir
+    return CheckpointStore(folder / "checkpoints" / plan.opponent.of, _identity(plan))
+
+
+def _identity(plan: Plan) -> str:
+    return f"{plan.algorithm.name} {plan.spaces.observation} -> {plan.spaces.action}"
 
 
 def check(x: Experiment) -> list[Plan]:
@@ -241,23 +400,39 @@ def check(x: Experiment) -> list[Plan]:
         spaces = {policy: [probe.spaces(agent) for agent in agents] for policy, agents in groups.items()}
     finally:
         probe.close()
-    missing = sorted(set(groups) - set(x.algorithms))
+    missing = sorted(set(groups) - set(x.algorithms) - set(x.opponents))
     if missing or not groups:
         raise ConfigError(f"no algorithm for the policies {missing}" if missing else "no agent matches any pattern")
-    return [_plan(x, policy, agents, spaces[policy]) for policy, agents in groups.items()]
+    for policy, found in spaces.items():
+        if any(other != found[0] for other in found):
+            raise ConfigError(
+                f"the agents of policy {policy!r} differ in their spaces: {', '.join(groups[policy])}; "
+                "give those with other spaces a policy of their own"
+            )
+    plans = [_plan(x, policy, agents, spaces[policy][0]) for policy, agents in groups.items()]
+    plans += [_follower(x, policy, plans) for policy in x.algorithms if policy not in groups]
+    _check_flows(plans)
+    Target.parse(x.until, [plan.policy for plan in plans if plan.agents and not plan.opponent])
+    if x.curriculum:
+        load_object(x.curriculum, "the curriculum")
+    return plans
 
 
-def _plan(x: Experiment, policy: str, agents: tuple[str, ...], spaces: Sequence[Spaces]) -> Plan:
-    algorithm = x.algorithms[policy]
-    if any(other != spaces[0] for other in spaces):
-        raise ConfigError(f"the agents of policy {policy!r} differ in their spaces: {', '.join(agents)}")
-    block = algorithm.block(spaces[0], x.actors.envs * len(agents))
-    slots = x.actors.count * x.actors.ring
+def _plan(x: Experiment, policy: str, agents: tuple[str, ...], spaces: Spaces, rows: int = 0) -> Plan:
+    opponent = x.opponents.get(policy)
+    source = policy if opponent is None else opponent.of
+    if source not in x.algorithms:
+        raise UnknownName(f"policy for the opponent {policy!r}", source, x.algorithms)
+    algorithm = x.algorithms[source]
+    block = algorithm.block(spaces, rows or x.actors.envs * len(agents))
+    slots, replay = x.actors.count * x.actors.ring, algorithm.replay()
     batch = x.trainer.batch or slots
     slab = x.trainer.slab or max((min(algorithm.max_staleness, 2) + 1) * batch, slots)
+    if replay is not None and replay.kind != "fifo":
+        batch, slab = 1, blocks_kept(block, replay) + 2 * slots
     if batch > slab:
         raise ConfigError(f"trainer.batch {batch} is larger than the slab of {slab} blocks; raise trainer.slab")
-    algorithm.check(spaces[0], batch * block.horizon * block.rows)
+    algorithm.check(spaces, batch * block.horizon * block.rows)
     need, there = block.layout(slab).nbytes, available_memory()
     if need > there:
         raise ConfigError(
@@ -265,7 +440,33 @@ def _plan(x: Experiment, policy: str, agents: tuple[str, ...], spaces: Sequence[
             f"{there / 2**20:,.0f} MiB are available; lower actors.envs, actors.count, {algorithm.name}.horizon "
             "or trainer.slab"
         )
-    return Plan(policy, algorithm, agents, spaces[0], block, batch, slab)
+    trainers = tuple(x.samples.get(policy, () if opponent else (policy,)))
+    return Plan(policy, algorithm, agents, spaces, block, batch, slab, trainers, opponent)
+
+
+def _follower(x: Experiment, policy: str, plans: Sequence[Plan]) -> Plan:
+    """The plan of a policy that no agent acts by: it is trained on the samples of another."""
+    for plan in plans:
+        if policy in plan.trainers:
+            return _plan(x, policy, (), plan.spaces, plan.block.rows)
+    raise ConfigError(f"no agent acts by the policy {policy!r} and it gets nobody's samples; see agents and samples")
+
+
+def _check_flows(plans: Sequence[Plan]) -> None:
+    """Refuse samples that do not fit where they are to go."""
+    by_name = {plan.policy: plan for plan in plans if not plan.opponent}
+    for plan in plans:
+        for name in plan.trainers:
+            if name not in by_name:
+                raise UnknownName(f"policy in samples[{plan.policy!r}]", name, by_name)
+            there, here = by_name[name].block, plan.block
+            if (there.horizon, there.rows) != (here.horizon, here.rows) or set(there.fields) - set(here.fields):
+                raise ConfigError(
+                    f"the samples of {plan.policy!r} do not fit the trainer of {name!r}: it needs blocks of "
+                    f"{there.horizon} steps and {there.rows} rows with {', '.join(there.fields)}"
+                )
+        if not plan.opponent and not any(plan.policy in each.trainers for each in plans):
+            raise ConfigError(f"the trainer of {plan.policy!r} gets nobody's samples; see samples")
 
 
 def _check_choices(x: Experiment) -> None:
@@ -274,6 +475,8 @@ def _check_choices(x: Experiment) -> None:
         ("transport", x.transport, TRANSPORTS),
         ("actors.inference", x.actors.inference, INFERENCE),
         ("trainer.device", x.trainer.device.split(":")[0], ("auto", "cpu", "cuda", "mps")),
+        ("trainer.nonfinite", x.trainer.nonfinite, ("stop", "skip")),
+        *((f"opponents[{name!r}].rule", each.rule, RULES) for name, each in x.opponents.items()),
     )
     for name, value, known in choices:
         if value not in known:
@@ -287,6 +490,10 @@ def _check_choices(x: Experiment) -> None:
         ("trainer.batch", x.trainer.batch, 0),
         ("trainer.slab", x.trainer.slab, 0),
         ("trainer.threads", x.trainer.threads, 0),
+        ("trainer.past_every", x.trainer.past_every, 0),
+        ("actors.memory_mb", x.actors.memory_mb, 0),
+        ("evaluator.count", x.evaluator.count, 0),
+        ("evaluator.episodes", x.evaluator.episodes, 1),
         ("steps", x.steps, 1),
         ("seed", x.seed, 0),
         ("port", x.port, 0),

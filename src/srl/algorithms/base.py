@@ -7,6 +7,7 @@ from it and never load torch. See ``ppo.py`` for a whole one.
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from srl.core.errors import ConfigError
 from srl.core.slab import STEP_FIELDS, Batch, BlockSpec
-from srl.core.specs import Arrays, ArraySpec, Spaces
+from srl.core.specs import Array, Arrays, ArraySpec, Spaces
 from srl.core.worker import State
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Learner(ABC):
     """Changes a policy by training on batches. Lives in the trainer."""
 
     policy: torch.nn.Module
+    priorities: Array | None = None
+    """How much is still to be learned from each sample of the last batch; goes back to a prioritized buffer."""
 
     @abstractmethod
     def prepare(self, batch: Batch) -> Any:
@@ -47,6 +50,34 @@ class Learner(ABC):
 
 
 @dataclass(frozen=True)
+class Replay:
+    """What a buffer worker between actors and trainer is to do."""
+
+    kind: str = "uniform"
+    """fifo: pass every block on once. uniform, prioritized: keep samples and draw from them."""
+    capacity: int = 50_000
+    """Steps kept; the oldest go first."""
+    warmup: int = 1_000
+    """Steps there must be before any is drawn."""
+    batch: int = 64
+    """Samples drawn at a time: the rows of one block for the trainer."""
+    samples_per_insert: float = 0.0
+    """How often a step is drawn, on average (0: as it comes). Both sides are held back to keep it."""
+    n_step: int = 1
+    """Rewards summed up before the value of what follows is used."""
+    gamma: float = 0.99
+    """Discount of these rewards."""
+    alpha: float = 0.6
+    """prioritized: a sample is drawn with a probability proportional to its priority to this power."""
+    beta: float = 0.4
+    """prioritized: how much of the bias of that is corrected (1: all)."""
+    relabel: str = ""
+    """module:function that changes a block ``{field: [horizon + 1, rows, …]}`` in place before it is used."""
+    keep: bool = False
+    """Save the samples with the run, so that a resumed run goes on with them."""
+
+
+@dataclass(frozen=True)
 class Algorithm(ABC):
     """Hyper-parameters, and how to build what they describe."""
 
@@ -58,20 +89,62 @@ class Algorithm(ABC):
     """How many versions old samples may be when trained on. 0: synchronous, 1: collect while training."""
     reuse: int = 1
     """How many updates each batch is used for."""
+    relabel: str = ""
+    """module:function that changes a block ``{field: [horizon + 1, rows, …]}`` in place before it is trained on."""
 
     def check(self, spaces: Spaces, batch_steps: int) -> None:
         """Raise ConfigError if these hyper-parameters make no sense for such spaces and batches."""
-        for field, least in (("horizon", 1), ("max_staleness", 0), ("reuse", 1)):
-            if getattr(self, field) < least:
-                raise ConfigError(f"{self.name}.{field} must be at least {least}, got {getattr(self, field)}")
+        self.check_least(horizon=1, max_staleness=0, reuse=1)
+        if self.relabel:
+            load_object(self.relabel, f"{self.name}.relabel")
+
+    def check_least(self, **least: float) -> None:
+        """Raise ConfigError if one of the named fields is less than it may be."""
+        for field, bound in least.items():
+            if getattr(self, field) < bound:
+                raise ConfigError(f"{self.name}.{field} must be at least {bound}, got {getattr(self, field)}")
+
+    def check_above(self, *fields: str) -> None:
+        """Raise ConfigError if one of the named fields is not greater than 0."""
+        for field in fields:
+            if getattr(self, field) <= 0:
+                raise ConfigError(f"{self.name}.{field} must be greater than 0, got {getattr(self, field)}")
+
+    def check_share(self, *fields: str) -> None:
+        """Raise ConfigError if one of the named fields is not between 0 and 1."""
+        for field in fields:
+            if not 0 <= getattr(self, field) <= 1:
+                raise ConfigError(f"{self.name}.{field} must be between 0 and 1, got {getattr(self, field)}")
+
+    def check_choice(self, field: str, *known: str) -> None:
+        """Raise ConfigError if the field is none of the known words."""
+        if getattr(self, field) not in known:
+            words = ", ".join(repr(word) for word in known)
+            raise ConfigError(f"{self.name}.{field} must be one of {words}, got {getattr(self, field)!r}")
 
     @abstractmethod
     def outputs(self) -> dict[str, ArraySpec]:
         """Fields the policy writes beside the action."""
 
+    def memory_spec(self) -> dict[str, ArraySpec]:
+        """The memory of a recurrent policy, fields ``state/…``; kept every :attr:`chunk_steps` steps."""
+        return {}
+
+    @property
+    def chunk_steps(self) -> int:
+        """Steps between two places where a block keeps the policy's memory."""
+        return self.horizon
+
+    def replay(self) -> Replay | None:
+        """What a buffer worker between actors and trainer does; None: there is none."""
+        return Replay("fifo", relabel=self.relabel) if self.relabel else None
+
     @abstractmethod
     def policy(self, spaces: Spaces) -> torch.nn.Module:
-        """A policy: a module with ``act(obs, generator) -> {field: tensor}`` for the action and :meth:`outputs`."""
+        """A policy: a module with ``act(inputs, generator) -> {field: tensor}`` for the action and :meth:`outputs`.
+
+        A recurrent one finds its memory among the inputs and returns it moved on.
+        """
 
     @abstractmethod
     def learner(self, spaces: Spaces, seed: int, device: str) -> Learner:
@@ -79,8 +152,88 @@ class Algorithm(ABC):
 
     def block(self, spaces: Spaces, rows: int) -> BlockSpec:
         """The shape of this algorithm's blocks."""
-        fields = {**spaces.observation_spec(), **spaces.action_spec(), **self.outputs(), **STEP_FIELDS}
-        return BlockSpec(fields, self.horizon, rows)
+        seen = {**spaces.observation_spec(), **spaces.mask_spec()}
+        fields = {**seen, **spaces.action_spec(), **self.outputs(), **self.memory_spec(), **STEP_FIELDS}
+        return BlockSpec(fields, self.horizon, rows, self.chunk_steps if self.memory_spec() else 0)
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Hyper-parameters of the networks that come with SRL."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers."""
+    activation: str = "tanh"
+    """tanh, relu or elu."""
+    precision: str = "float32"
+    """Of the network's encoders: float32, bfloat16, or auto (bfloat16 where the processor is fast at it)."""
+    network: str = ""
+    """module:Class of a network of one's own that turns observations into features."""
+    memory: str = ""
+    """Recurrent layer after the encoder: lstm, gru, or none."""
+    memory_size: int = 64
+    """Width of the recurrent layer."""
+    chunk: int = 16
+    """With memory: steps gradients flow back through; a block is trained on in chunks of as many."""
+
+    def check_network(self, algorithm: Algorithm) -> None:
+        """Raise ConfigError if one of these makes no sense."""
+        algorithm.check_choice("activation", "tanh", "relu", "elu")
+        algorithm.check_choice("precision", "float32", "bfloat16", "auto")
+        algorithm.check_choice("memory", "", "lstm", "gru")
+        if self.network:
+            load_object(self.network, f"{algorithm.name}.network")
+        if self.memory and (self.chunk < 1 or algorithm.horizon % self.chunk):
+            name, horizon = algorithm.name, algorithm.horizon
+            raise ConfigError(f"{name}.horizon {horizon} must be a multiple of {name}.chunk {self.chunk}")
+
+    def memory_fields(self) -> dict[str, ArraySpec]:
+        """What the recurrent layer remembers."""
+        parts = {"": (), "gru": ("h",), "lstm": ("h", "c")}[self.memory]
+        return {f"state/{part}": ArraySpec((self.memory_size,), "<f4") for part in parts}
+
+
+def load_object(path: str, what: str) -> Any:
+    """What ``module:name`` stands for."""
+    module, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{what} {path!r} cannot be imported as module:name: {error}") from error
+    return found
+
+
+class TorchLearner(Learner):
+    """A learner with one optimiser and one random generator; what a checkpoint needs of it."""
+
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+
+    def anneal(self, lr: float, over: int, steps: int) -> None:
+        """Set the learning rate, lowered linearly to 0 over ``over`` steps (0: as it is)."""
+        for group in self.optimizer.param_groups if over else ():
+            group["lr"] = lr * max(0.0, 1 - steps / over)
+
+    def state(self) -> State:
+        """See :class:`Learner`."""
+        from srl.policies.host import arrays_of
+
+        state = State({f"policy/{name}": array.copy() for name, array in arrays_of(self.policy).items()})
+        state.put("optimizer", State(optimizer_state(self.optimizer)))
+        state.arrays["generator"] = self.generator.get_state().numpy().copy()
+        return state
+
+    def load_state(self, state: State) -> None:
+        """See :class:`Learner`."""
+        import torch
+
+        from srl.policies.host import load_arrays
+
+        load_arrays(self.policy, state.under("policy").arrays)
+        load_optimizer_state(self.optimizer, state.under("optimizer").arrays)
+        self.generator.set_state(torch.from_numpy(state.arrays["generator"].copy()))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> Arrays:

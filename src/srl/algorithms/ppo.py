@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from srl.algorithms.base import Algorithm, Interrupted, Learner, load_optimizer_state, optimizer_state
+from srl.algorithms.base import Algorithm, Interrupted, NetworkOptions, TorchLearner
+from srl.algorithms.returns import gae
 from srl.core.errors import ConfigError
 from srl.core.slab import Batch
 from srl.core.specs import Array, ArraySpec, Spaces
-from srl.core.worker import State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "grad_
 
 
 @dataclass(frozen=True)
-class PPO(Algorithm):
+class PPO(NetworkOptions, Algorithm):
     """Hyper-parameters of PPO."""
 
     name: ClassVar[str] = "ppo"
@@ -64,30 +64,28 @@ class PPO(Algorithm):
     """Scale vector observations by their running mean and variance."""
     normalize_return: bool = False
     """Let the value network predict returns scaled by their running mean and variance."""
-    hidden: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers of actor and critic."""
-    activation: str = "tanh"
-    """tanh, relu or elu."""
     log_std: float = 0.0
     """First log standard deviation of continuous actions."""
-    precision: str = "float32"
-    """Of the network's encoders: float32, bfloat16, or auto (bfloat16 where the processor is fast at it)."""
 
     def check(self, spaces: Spaces, batch_steps: int) -> None:
         """See :class:`Algorithm`."""
         super().check(spaces, batch_steps)
-        for field in ("lr", "epochs", "minibatch", "clip", "max_grad_norm"):
-            if getattr(self, field) <= 0:
-                raise ConfigError(f"ppo.{field} must be greater than 0, got {getattr(self, field)}")
-        for field in ("gamma", "lam"):
-            if not 0 <= getattr(self, field) <= 1:
-                raise ConfigError(f"ppo.{field} must be between 0 and 1, got {getattr(self, field)}")
-        choices = {"activation": ("tanh", "relu", "elu"), "precision": ("float32", "bfloat16", "auto")}
-        for field, known in choices.items():
-            if getattr(self, field) not in known:
-                raise ConfigError(f"ppo.{field} must be one of {', '.join(known)}, got {getattr(self, field)!r}")
+        self.check_above("lr", "epochs", "minibatch", "clip", "max_grad_norm")
+        self.check_share("gamma", "lam")
+        self.check_network(self)
         if self.minibatch > batch_steps:
             raise ConfigError(f"ppo.minibatch {self.minibatch} is larger than the batch of {batch_steps} steps")
+        if self.memory and self.minibatch % self.chunk:
+            raise ConfigError(f"ppo.minibatch {self.minibatch} must be a multiple of ppo.chunk {self.chunk}")
+
+    def memory_spec(self) -> dict[str, ArraySpec]:
+        """See :class:`Algorithm`."""
+        return self.memory_fields()
+
+    @property
+    def chunk_steps(self) -> int:
+        """See :class:`Algorithm`."""
+        return self.chunk
 
     def outputs(self) -> dict[str, ArraySpec]:
         """See :class:`Algorithm`."""
@@ -99,12 +97,10 @@ class PPO(Algorithm):
 
         return ActorCritic(
             spaces,
-            hidden=self.hidden,
-            activation=self.activation,
+            self,
             log_std=self.log_std,
             normalize_obs=self.normalize_obs,
             normalize_return=self.normalize_return,
-            precision=self.precision,
         )
 
     def learner(self, spaces: Spaces, seed: int, device: str) -> PPOLearner:
@@ -121,14 +117,13 @@ class Prepared:
     """A batch with its advantages and returns, in the order of ``batch.positions``."""
 
     batch: Batch
-    index: Array
-    """Which entries of ``positions`` are real transitions."""
-    advantage: Array
-    returns: Array
-    value: Array
+    known: Array
+    """Which entries can be trained on: real transitions whose outcome is in the batch."""
+    targets: Array
+    """Advantage, return and old value of every entry."""
 
 
-class PPOLearner(Learner):
+class PPOLearner(TorchLearner):
     """Trains an actor-critic policy with PPO."""
 
     policy: ActorCritic
@@ -142,61 +137,64 @@ class PPOLearner(Learner):
 
     def prepare(self, batch: Batch) -> Prepared:
         """See :class:`Learner`."""
-        value = batch.small("value")
-        reward, terminated, truncated, valid = (
-            batch.small(name)[:-1] for name in ("reward", "terminated", "truncated", "valid")
-        )
-        advantage = gae(reward, value, terminated, truncated, self.config.gamma, self.config.lam)
-        old, advantage = value[:-1].reshape(-1), advantage.reshape(-1)
-        return Prepared(batch, np.flatnonzero(valid), advantage, advantage + old, old)
+        value, valid, first = (batch.small(name) for name in ("value", "valid", "first"))
+        reward, terminated, truncated = (batch.small(name)[:-1] for name in ("reward", "terminated", "truncated"))
+        discounts = self.config.gamma, self.config.lam
+        advantage, known = gae(reward, value, terminated, truncated, valid, *discounts, first)
+        targets = np.stack([advantage, advantage + value[:-1], value[:-1]], -1)
+        return Prepared(batch, known.reshape(-1), targets.reshape(-1, 3))
 
     def train(self, prepared: Prepared, steps: int, interrupted: Interrupted) -> dict[str, float] | None:
         """See :class:`Learner`."""
         import torch
 
         config, batch = self.config, prepared.batch
-        if config.anneal_steps:
-            rate = config.lr * max(0.0, 1 - steps / config.anneal_steps)
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
+        self.anneal(config.lr, config.anneal_steps, steps)
         slab = {name: torch.from_numpy(array) for name, array in batch.slab.flat.items()}
-        positions = torch.from_numpy(batch.positions)
-        targets = torch.from_numpy(np.stack([prepared.advantage, prepared.returns, prepared.value], 1))
-        index = torch.from_numpy(prepared.index)
-        observed = batch.slab.spec.observations
-        wanted = (*observed, *(name for name in batch.slab.spec.outputs if name != "value"))
+        spec, positions = batch.slab.spec, torch.from_numpy(batch.positions)
+        known, targets = torch.from_numpy(prepared.known), torch.from_numpy(prepared.targets)
+        wanted = tuple(name for name in dict.fromkeys((*spec.inputs, *spec.outputs)) if name != "value")
 
         def gather(rows: Tensor, fields: tuple[str, ...]) -> dict[str, Tensor]:
             where = positions.index_select(0, rows)
             return {name: slab[name].index_select(0, where).to(self.device) for name in fields}
 
+        # What is shuffled: single entries, or with a memory whole chunks of them.
+        index = known.nonzero().squeeze(-1)
+        chunks = torch.from_numpy(batch.chunks()) if config.memory else index.unsqueeze(0)
+        count = max(1, config.minibatch // len(chunks))
         sums, done = torch.zeros(len(METRICS), device=self.device), 0
         for _ in range(config.epochs):
-            order = index[torch.randperm(len(index), generator=self.generator)]
-            for rows in torch.split(order, config.minibatch):
+            for part in torch.split(torch.randperm(chunks.shape[1], generator=self.generator), count):
                 if interrupted():
                     return None
-                advantage, returns, old = targets.index_select(0, rows).to(self.device).unbind(1)
-                sums, done = sums + self._step(gather(rows, wanted), advantage, returns, old), done + 1
-            if config.target_kl and sums[METRICS.index("kl")] / done > config.target_kl:
+                rows = chunks[:, part].reshape(-1)
+                keep = known[rows].nonzero().squeeze(-1) if config.memory else None
+                goal = targets[rows if keep is None else rows[keep]]
+                if len(goal) == 0:
+                    continue
+                state = {name: slab[name][torch.from_numpy(batch.chunk_starts[part])] for name in spec.state}
+                sums, done = sums + self._step(gather(rows, wanted), state, keep, goal.to(self.device)), done + 1
+            if config.target_kl and done and sums[METRICS.index("kl")] / done > config.target_kl:
                 break
         # Afterwards, so that this update's ratios start at exactly 1.
         if config.normalize_obs or config.normalize_return:
-            self.policy.observe(gather(index, observed), targets[index, 1].to(self.device))
-        means = dict(zip(METRICS, (sums / done).tolist(), strict=True))
+            self.policy.observe(gather(index, spec.observations), targets[index, 1].to(self.device))
+        means = dict(zip(METRICS, (sums / max(done, 1)).tolist(), strict=True))
         return {**means, "lr": self.optimizer.param_groups[0]["lr"]}
 
-    def _step(self, batch: dict[str, Tensor], advantage: Tensor, returns: Tensor, old: Tensor) -> Tensor:
+    def _step(self, batch: dict[str, Tensor], state: dict[str, Tensor], keep: Tensor | None, goal: Tensor) -> Tensor:
         """One gradient step; the values of METRICS."""
         import torch
 
         config, norm = self.config, self.policy.return_norm
+        advantage, returns, old = goal.unbind(-1)
         if norm is not None:
             returns, old = norm(returns), norm(old)
         if config.normalize_advantage and len(advantage) > 1:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        log_prob, entropy, value = self.policy.evaluate(batch, batch)
-        log_ratio = log_prob - batch["log_prob"]
+        log_prob, entropy, value = self.policy.evaluate(batch, state, keep)
+        log_ratio = log_prob - (batch["log_prob"] if keep is None else batch["log_prob"][keep])
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
         policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
@@ -213,38 +211,3 @@ class PPOLearner(Learner):
         with torch.no_grad():
             kl, outside = (ratio - 1 - log_ratio).mean(), (ratio != clipped).float().mean()
             return torch.stack([policy_loss, value_loss, bonus, kl, outside, length])
-
-    def state(self) -> State:
-        """See :class:`Learner`."""
-        from srl.policies.host import arrays_of
-
-        state = State({f"policy/{name}": array.copy() for name, array in arrays_of(self.policy).items()})
-        state.put("optimizer", State(optimizer_state(self.optimizer)))
-        state.arrays["generator"] = self.generator.get_state().numpy().copy()
-        return state
-
-    def load_state(self, state: State) -> None:
-        """See :class:`Learner`."""
-        import torch
-
-        from srl.policies.host import load_arrays
-
-        load_arrays(self.policy, state.under("policy").arrays)
-        load_optimizer_state(self.optimizer, state.under("optimizer").arrays)
-        self.generator.set_state(torch.from_numpy(state.arrays["generator"].copy()))
-
-
-def gae(reward: Array, value: Array, terminated: Array, truncated: Array, gamma: float, lam: float) -> Array:
-    """Generalised advantage estimates for ``[T, rows]`` rewards and flags and ``[T + 1, rows]`` values.
-
-    A terminated episode is worth nothing afterwards; a truncated one is bootstrapped from the value of its last
-    observation, which is ``value[t + 1]`` because the reset takes a step of its own. No estimate crosses an end.
-    """
-    delta = reward + gamma * value[1:] * ~terminated - value[:-1]
-    carry = gamma * lam * ~(terminated | truncated)
-    advantage = np.empty_like(delta)
-    last = np.zeros_like(delta[0])
-    for t in range(len(delta) - 1, -1, -1):
-        last = delta[t] + carry[t] * last
-        advantage[t] = last
-    return advantage

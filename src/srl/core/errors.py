@@ -6,6 +6,8 @@
     ├── StreamError          a stream cannot carry what it was given
     │   ├── DecodeError      bytes from a peer that are not a valid frame of this stream
     │   └── StreamClosed     the other side closed the stream for good
+    ├── EnvError             an environment gave something it must not give, or was given it: NaN, a wrong shape
+    ├── TrainingError        an update gave NaN or Inf
     ├── CheckpointError      a checkpoint is missing, damaged or of another experiment
     └── WorkerError          a worker failed more often than its restart budget allows
 
@@ -49,6 +51,14 @@ class DecodeError(StreamError):
 
 class StreamClosed(StreamError):
     """The other side closed the stream for good."""
+
+
+class EnvError(SrlError):
+    """What passes between the run and an environment is not what the environment's spaces promise."""
+
+
+class TrainingError(SrlError):
+    """An update gave NaN or Inf."""
 
 
 class CheckpointError(SrlError):

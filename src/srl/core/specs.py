@@ -56,10 +56,21 @@ class Spaces:
 
     observation: gymnasium.Space[Any]
     action: gymnasium.Space[Any]
+    masked: bool = False
+    """Whether the environment says which of the discrete actions are allowed."""
 
     def observation_spec(self) -> dict[str, ArraySpec]:
         """Fields of the observation."""
         return spec_of("obs", self.observation)
+
+    def mask_spec(self) -> dict[str, ArraySpec]:
+        """Fields of the action mask: for the field ``action/x`` of the action it is ``mask/x``, one flag a choice."""
+        found = {}
+        for path, leaf, _ in leaves("mask", self.action) if self.masked else []:
+            choices = choices_of(leaf)
+            if choices:
+                found[path] = ArraySpec((sum(choices),), "|b1")
+        return found
 
     def action_spec(self) -> dict[str, ArraySpec]:
         """Fields of the action."""
@@ -93,6 +104,17 @@ def leaves(name: str, space: gymnasium.Space[Any]) -> list[tuple[str, gymnasium.
         for path, leaf, pick in leaves(f"{name}/{key}", child):
             found.append((path, leaf, _picker(key, pick)))
     return found
+
+
+def choices_of(leaf: gymnasium.Space[Any]) -> tuple[int, ...]:
+    """Between how many values each number of a discrete space chooses; nothing for other spaces."""
+    from gymnasium import spaces
+
+    if isinstance(leaf, spaces.Discrete):
+        return (int(leaf.n),)
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return tuple(int(n) for n in leaf.nvec.reshape(-1))
+    return ()
 
 
 def _picker(key: Any, pick: Callable[[Any], Any]) -> Callable[[Any], Any]:

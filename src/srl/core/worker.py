@@ -21,6 +21,8 @@ WAITS = {
     "inference": "actor waits for actions",
     "requests": "policy waits for requests",
     "samples": "trainer waits for samples",
+    "buffer": "buffer waits for actors and trainer",
+    "versions": "evaluator waits for a new version",
     "parameters": "actor waits for parameters (its next block is admitted by a new version)",
 }
 
@@ -48,11 +50,18 @@ class State:
 
 @dataclass
 class Metrics:
-    """Counters since the worker started, latest values of gauges, and finished episodes not yet reported."""
+    """Counters since the worker started, latest values of gauges, and what has happened and is not yet reported."""
 
     counters: dict[str, float] = field(default_factory=dict)
     gauges: dict[str, float] = field(default_factory=dict)
-    episodes: deque[tuple[str, float, int]] = field(default_factory=deque)
+    episodes: deque[tuple[str, float, int, int]] = field(default_factory=deque)
+    """(policy, return, length, version of the policy at the end)"""
+    measured: deque[tuple[str, float]] = field(default_factory=deque)
+    """Numbers an environment gave, by name."""
+    notes: deque[str] = field(default_factory=deque)
+    """Sentences for the user."""
+    orders: deque[dict[str, Any]] = field(default_factory=deque)
+    """What the actors' environments are to be told."""
     started: float = field(default_factory=time.monotonic)
 
     def add(self, name: str, amount: float = 1) -> None:
@@ -68,11 +77,22 @@ class Metrics:
         finally:
             self.add(f"wait/{name}", time.perf_counter() - begin)
 
+    def take(self, measured: list[tuple[str, float]], notes: list[str]) -> None:
+        """Take over what an environment has to say; its lists are then empty."""
+        if measured:
+            self.measured.extend(measured)
+            measured.clear()
+        if notes:
+            self.notes.extend(notes)
+            notes.clear()
+
     def report(self) -> dict[str, Any]:
         """Everything, as plain values; the episodes are then forgotten. May be called from another thread."""
-        episodes = [self.episodes.popleft() for _ in range(len(self.episodes))]
         alive = time.monotonic() - self.started
-        return {"counters": {**self.counters, "alive": alive}, "gauges": dict(self.gauges), "episodes": episodes}
+        queues: dict[str, deque[Any]] = {"episodes": self.episodes, "measured": self.measured}
+        queues.update(notes=self.notes, orders=self.orders)
+        taken = {name: [each.popleft() for _ in range(len(each))] for name, each in queues.items()}
+        return {"counters": {**self.counters, "alive": alive}, "gauges": dict(self.gauges), **taken}
 
 
 @dataclass(frozen=True)
@@ -106,6 +126,9 @@ class Worker(ABC):
     @abstractmethod
     def poll(self, timeout: float) -> Progress:
         """Do what can be done; wait at most ``timeout`` seconds if that is nothing."""
+
+    def tell(self, values: dict[str, Any]) -> None:
+        """Take in what a curriculum has decided on. Called between two polls."""
 
     def stop(self) -> None:
         """The run is ending: save what must be saved. Called before :meth:`close`, not after a crash."""

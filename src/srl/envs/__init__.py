@@ -5,15 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from srl.core.errors import ConfigError
-from srl.envs.base import EnvConfig, Environment, StepViews
+from srl.envs.base import EnvConfig, Environment, Observed, StepViews
 from srl.envs.gym import Gym, callable_from, gym
+from srl.envs.pettingzoo import PettingZoo, pettingzoo
 
-__all__ = ["EnvConfig", "Environment", "Gym", "StepViews", "from_json", "gym"]
+__all__ = [
+    "EnvConfig",
+    "Environment",
+    "Gym",
+    "Observed",
+    "PettingZoo",
+    "StepViews",
+    "from_json",
+    "gym",
+    "pettingzoo",
+]
+
+_KINDS: dict[str, type[Gym] | type[PettingZoo]] = {"gym": Gym, "pettingzoo": PettingZoo}
 
 
 def from_json(config: dict[str, Any]) -> EnvConfig:
     """The config that :meth:`EnvConfig.describe` described."""
-    if "gym" not in config:
+    kind = next((kind for kind in _KINDS if kind in config), None)
+    if kind is None:
         raise ConfigError(f"unknown kind of environment in the saved configuration: {sorted(config)}")
-    name = config["gym"]
-    return Gym(callable_from(name) if name.endswith("()") else name, config.get("kwargs", {}))
+    name = config[kind]
+    given: dict[str, Any] = {key: value for key, value in config.items() if key != kind}
+    given |= {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
+    return _KINDS[kind](callable_from(name) if name.endswith("()") else name, **given)

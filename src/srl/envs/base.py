@@ -5,7 +5,8 @@ The environment writes observations, rewards and flags straight into the views i
 
 After an episode's end the next step is the reset: its action is ignored, its reward is 0 and its row is not valid
 (Gymnasium's ``NEXT_STEP`` autoreset). So the last observation of an episode passes through the policy like any
-other, and a truncated episode is bootstrapped from its value without an extra forward pass.
+other, and a truncated episode is bootstrapped from its value without an extra forward pass. An agent that is dead or
+not on turn has a row too, which is not valid; reward it is given meanwhile belongs to its last valid step.
 """
 
 from __future__ import annotations
@@ -20,16 +21,28 @@ from srl.core.worker import State
 
 
 @dataclass
+class Observed:
+    """Where the observations of one group are to be written, all ``[rows, …]``."""
+
+    obs: Arrays
+    """Fields ``obs…``, and ``mask…`` where actions are masked."""
+    first: Array
+    """True where the observation is the first of an episode, or of an agent's new life."""
+    acts: Array
+    """True where the row acts on it; False if its episode has just ended, or it is dead or not on turn."""
+
+
+@dataclass
 class StepViews:
     """Where one step of one group is to be written, all ``[rows, …]``."""
 
-    obs: Arrays
+    after: Observed
     """The observation after the step."""
     reward: Array
     terminated: Array
     truncated: Array
     valid: Array
-    """False where this step was a reset or the agent took no part."""
+    """What ``acts`` said before the step; the environment clears it where the step failed."""
 
 
 class Environment(ABC):
@@ -37,6 +50,12 @@ class Environment(ABC):
 
     copies: int
     agents: tuple[str, ...]
+
+    def __init__(self) -> None:
+        self.measured: list[tuple[str, float]] = []
+        """Numbers from the environment's own ``info`` that the user asked for; the actor takes them away."""
+        self.notes: list[str] = []
+        """Sentences for the user, such as that a copy failed and was made anew; the actor takes them away."""
 
     @abstractmethod
     def spaces(self, agent: str) -> Spaces:
@@ -47,12 +66,19 @@ class Environment(ABC):
         """Say which agents share a policy; every later call has one entry per group."""
 
     @abstractmethod
-    def reset(self, seed: int, obs: Sequence[Arrays]) -> None:
+    def reset(self, seed: int, out: Sequence[Observed]) -> None:
         """Start every copy anew."""
 
     @abstractmethod
     def step(self, actions: Sequence[Arrays], out: Sequence[StepViews]) -> None:
         """Step every copy."""
+
+    def configure(self, values: dict[str, Any]) -> None:
+        """Pass what a curriculum has decided on to every copy."""
+
+    def render(self) -> Array | None:
+        """A picture ``[height, width, 3]`` of the first copy, or None if it cannot draw itself."""
+        return None
 
     def state(self) -> State | None:
         """Everything needed to go on exactly here, or None if this environment cannot be saved."""
@@ -70,9 +96,17 @@ class EnvConfig(ABC):
     """Describes an environment and makes vectors of it. A small, picklable, JSON-able dataclass."""
 
     @abstractmethod
-    def make(self, copies: int) -> Environment:
-        """A vector of ``copies`` copies. Raises ConfigError with one clear line if it cannot be made."""
+    def make(self, copies: int, *, render: bool = False) -> Environment:
+        """A vector of ``copies`` copies. Raises ConfigError with one clear line if it cannot be made.
+
+        With ``render`` it can draw itself, if the environment knows how.
+        """
+
+    @property
+    def name(self) -> str:
+        """The environment in a word."""
+        return str(next(iter(self.describe().values())))
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Plain JSON from which :func:`srl.envs.from_json` makes the same config again."""
+        """Plain JSON, the name first, from which :func:`srl.envs.from_json` makes the same config again."""

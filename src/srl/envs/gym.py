@@ -1,80 +1,100 @@
-"""Any Gymnasium environment as a vector: native vector implementations first, else copies stepped in turn."""
+"""Any Gymnasium environment as a vector: its own vector implementation if it has one, else copies stepped in turn."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import gymnasium
-import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from srl.core.errors import ConfigError, UnknownName
-from srl.core.specs import Array, Arrays, Spaces, leaves
-from srl.core.worker import State
-from srl.envs.base import EnvConfig, Environment, StepViews
-from srl.envs.snapshot import restore, snapshot
-
-AGENT = "agent"
+from srl.envs.base import EnvConfig
+from srl.envs.guard import check_choice
+from srl.envs.loop import GymLoop
+from srl.envs.native import GymVector
+from srl.envs.single import SingleAgent, Watch
 
 _EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "imageio": "mujoco"}
+
+Make = Callable[..., gymnasium.Env[Any, Any]]
 
 
 @dataclass(frozen=True)
 class Gym(EnvConfig):
     """A registered Gymnasium id, or a callable that returns an environment."""
 
-    id: str | Callable[..., gymnasium.Env[Any, Any]]
+    id: str | Make
     kwargs: dict[str, Any] = field(default_factory=dict)
+    mask: str = ""
+    """Where to find which actions are allowed: a key of the observation's dictionary, or ``info:key``."""
+    info: tuple[str, ...] = ()
+    """Numbers in the environment's ``info`` to report; the last of each episode counts."""
+    nonfinite: str = "stop"
+    """What a NaN or an infinity does: ``stop`` the run, or ``skip`` the step and start its copy anew."""
 
-    def make(self, copies: int) -> GymEnvironment:
-        """See :class:`~srl.envs.base.EnvConfig`."""
-        return GymEnvironment(self._vector(copies), copies)
+    def __post_init__(self) -> None:
+        check_choice(self.nonfinite)
+
+    def make(self, copies: int, *, render: bool = False) -> SingleAgent:
+        """See :class:`~srl.envs.base.EnvConfig`. Native vectors cannot draw themselves."""
+        watch = Watch(self.mask, self.info, self.nonfinite)
+        name = name_of(self.id)
+        if not isinstance(self.id, str):
+            kwargs = {**self.kwargs, **rendering(self.id, render)}
+            return GymLoop(name, partial(self.id, **kwargs), copies, watch)
+        with _explained(name, self.kwargs):
+            spec = _spec(self.id)
+            atari = self.id.startswith("ALE/")
+            if spec.vector_entry_point is not None and (atari or not render):
+                env = _native(spec, copies, {"num_threads": 1, **self.kwargs} if atari else self.kwargs)
+                if env is not None:
+                    return GymVector(name, env, copies, watch)
+            kwargs = {**self.kwargs, **rendering(_creator(spec), render)}
+            return GymLoop(name, partial(_single, spec, kwargs), copies, watch)
 
     def describe(self) -> dict[str, Any]:
         """See :class:`~srl.envs.base.EnvConfig`."""
-        name = self.id if isinstance(self.id, str) else f"{self.id.__module__}:{self.id.__qualname__}()"
-        return {"gym": name, "kwargs": self.kwargs}
-
-    def _vector(self, copies: int) -> VectorEnv[Any, Any, Any]:
-        if not isinstance(self.id, str):
-            make = self.id
-            return _in_turn(lambda: make(**self.kwargs), copies)
-        name, kwargs = self.id, dict(self.kwargs)
-        if name.startswith("ALE/"):
-            _register_atari()
-            kwargs.setdefault("num_threads", 1)  # an actor is one core's work; more cores are more actors
-        module, _, bare = name.rpartition(":")
-        try:
-            if module:
-                importlib.import_module(module)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # deprecation notes of ids belong to the id's author
-                spec = gymnasium.spec(bare)
-                if "mujoco" in str(spec.entry_point):
-                    _quiet_mujoco()
-                if spec.vector_entry_point is not None:
-                    env: VectorEnv[Any, Any, Any] = gymnasium.make_vec(bare, num_envs=copies, **kwargs)
-                    if env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP:
-                        return env
-                    env.close()
-                return _in_turn(lambda: gymnasium.make(bare, disable_env_checker=True, **kwargs), copies)
-        except (gymnasium.error.DependencyNotInstalled, gymnasium.error.UnregisteredEnv, ImportError) as error:
-            raise _explain(name, error) from error
-        except TypeError as error:
-            raise ConfigError(f"environment {name!r} refused its arguments {kwargs}: {error}") from error
+        watch = {"mask": self.mask, "info": list(self.info), "nonfinite": self.nonfinite}
+        return {"gym": name_of(self.id), "kwargs": self.kwargs, **watch}
 
 
-def gym(id: str | Callable[..., gymnasium.Env[Any, Any]], /, **kwargs: Any) -> Gym:
-    """The environment with this Gymnasium id (or made by this callable), with these arguments."""
-    return Gym(id, kwargs)
+def gym(id: str | Make, /, *, mask: str = "", info: Sequence[str] = (), nonfinite: str = "stop", **kwargs: Any) -> Gym:
+    """The environment with this Gymnasium id (or made by this callable), with these arguments.
+
+    ``mask``, ``info`` and ``nonfinite`` are explained at :class:`Gym`.
+    """
+    return Gym(id, kwargs, mask, names_of(info), nonfinite)
 
 
-def callable_from(path: str) -> Callable[..., gymnasium.Env[Any, Any]]:
+def name_of(id: str | Callable[..., Any]) -> str:
+    """An id, or how a saved configuration names a callable."""
+    return id if isinstance(id, str) else f"{id.__module__}:{id.__qualname__}()"
+
+
+def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Names as a tuple, also if only one was given."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def rendering(make: Callable[..., Any], render: bool) -> dict[str, str]:
+    """The argument that makes an environment draw itself, if it is wanted and ``make`` takes it."""
+    if not render:
+        return {}
+    kinds = inspect.signature(make).parameters
+    takes = "render_mode" in kinds or any(kind.kind is inspect.Parameter.VAR_KEYWORD for kind in kinds.values())
+    return {"render_mode": "rgb_array"} if takes else {}
+
+
+def callable_from(path: str) -> Callable[..., Any]:
     """The environment factory that ``module:name()`` stands for in a saved configuration."""
     module, _, name = path.removesuffix("()").partition(":")
     try:
@@ -101,8 +121,50 @@ def _quiet_mujoco() -> None:
     mujoco.set_mju_user_warning(lambda text: None if "deprecated" in text else print(text, file=sys.stderr))
 
 
-def _in_turn(make: Callable[[], gymnasium.Env[Any, Any]], copies: int) -> VectorEnv[Any, Any, Any]:
-    return SyncVectorEnv([make] * copies, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+def _spec(name: str) -> EnvSpec:
+    """The registered environment of this name, after importing what registers it."""
+    if name.startswith("ALE/"):
+        _register_atari()
+    module, _, bare = name.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    spec = gymnasium.spec(bare)
+    if "mujoco" in str(spec.entry_point):
+        _quiet_mujoco()
+    return spec
+
+
+def _creator(spec: EnvSpec) -> Callable[..., Any]:
+    entry = spec.entry_point
+    return load_env_creator(entry) if isinstance(entry, str) else cast(Callable[..., Any], entry)
+
+
+def _native(spec: EnvSpec, copies: int, kwargs: dict[str, Any]) -> VectorEnv[Any, Any, Any] | None:
+    """The environment's own vector implementation, unless it resets its copies in another way than ours."""
+    env = gymnasium.make_vec(spec.id, num_envs=copies, **kwargs)
+    if env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP:
+        return env
+    env.close()
+    return None
+
+
+def _single(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecation notes of ids belong to the id's author
+        return gymnasium.make(spec.id, disable_env_checker=True, **kwargs)
+
+
+@contextmanager
+def _explained(name: str, kwargs: dict[str, Any]) -> Iterator[None]:
+    """Turn what goes wrong when an environment is made into one clear line."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (gymnasium.error.DependencyNotInstalled, gymnasium.error.UnregisteredEnv, ImportError) as error:
+        raise _explain(name, error) from error
+    except TypeError as error:
+        raise ConfigError(f"environment {name!r} refused its arguments {kwargs}: {error}") from error
 
 
 def _explain(name: str, error: Exception) -> ConfigError:
@@ -115,77 +177,3 @@ def _explain(name: str, error: Exception) -> ConfigError:
                 f"environment {name!r} needs the package {package}: pip install 'reallyscalablerl[{extra}]'"
             )
     return ConfigError(f"environment {name!r} needs something that is not installed: {error}")
-
-
-class GymEnvironment(Environment):
-    """A Gymnasium vector environment: one agent per copy, so its rows are its copies."""
-
-    agents = (AGENT,)
-
-    def __init__(self, env: VectorEnv[Any, Any, Any], copies: int) -> None:
-        self.env, self.copies = env, copies
-        self._spaces = Spaces(env.single_observation_space, env.single_action_space)
-        self._picks = [(path, pick) for path, _, pick in leaves("obs", self._spaces.observation)]
-        self._action = _action_builder(self._spaces.action)
-        self._ended: Array = np.zeros(copies, bool)
-
-    def spaces(self, agent: str) -> Spaces:
-        """See :class:`~srl.envs.base.Environment`."""
-        return self._spaces
-
-    def bind(self, groups: Sequence[Sequence[str]]) -> None:
-        """See :class:`~srl.envs.base.Environment`."""
-        if [list(group) for group in groups] != [[AGENT]]:
-            raise ConfigError(f"a Gymnasium environment has the one agent {AGENT!r}, got groups {groups}")
-
-    def reset(self, seed: int, obs: Sequence[Arrays]) -> None:
-        """See :class:`~srl.envs.base.Environment`."""
-        found, _ = self.env.reset(seed=seed)
-        self._ended[:] = False
-        self._write(found, obs[0])
-
-    def step(self, actions: Sequence[Arrays], out: Sequence[StepViews]) -> None:
-        """See :class:`~srl.envs.base.Environment`."""
-        views = out[0]
-        found, reward, terminated, truncated, _ = self.env.step(self._action(actions[0]))
-        self._write(found, views.obs)
-        views.reward[:] = reward
-        views.terminated[:] = terminated
-        views.truncated[:] = truncated
-        np.logical_not(self._ended, out=views.valid)
-        np.logical_or(terminated, truncated, out=self._ended)
-
-    def _write(self, found: Any, obs: Arrays) -> None:
-        for path, pick in self._picks:
-            np.copyto(obs[path], pick(found), casting="same_kind")
-
-    def state(self) -> State | None:
-        """See :class:`~srl.envs.base.Environment`."""
-        state = snapshot(self.env)
-        if state is not None:
-            state.arrays["ended"] = self._ended.copy()
-        return state
-
-    def load_state(self, state: State) -> None:
-        """See :class:`~srl.envs.base.Environment`."""
-        self._ended[:] = state.arrays["ended"]
-        restore(self.env, state)
-
-    def close(self) -> None:
-        """See :class:`~srl.envs.base.Environment`."""
-        self.env.close()
-
-
-def _action_builder(space: gymnasium.Space[Any]) -> Callable[[Arrays], Any]:
-    """A function that turns flat action fields into what a vector environment's ``step`` takes."""
-
-    def build(name: str, space: gymnasium.Space[Any], fields: Arrays) -> Any:
-        if isinstance(space, gymnasium.spaces.Dict):
-            return {key: build(f"{name}/{key}", child, fields) for key, child in space.spaces.items()}
-        if isinstance(space, gymnasium.spaces.Tuple):
-            return tuple(build(f"{name}/{i}", child, fields) for i, child in enumerate(space.spaces))
-        if isinstance(space, gymnasium.spaces.Box):
-            return np.clip(fields[name], space.low, space.high)
-        return fields[name]
-
-    return lambda fields: build("action", space, fields)

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,6 +27,8 @@ from srl.core.worker import Worker
 
 REPORT_EVERY = 0.25
 _POLL = 0.1
+STACK_SIGNAL = signal.SIGUSR1
+"""Makes a worker write the Python stacks of its threads into its log."""
 _GRACE = 4.0
 """Seconds a worker has to end by itself once the controller is gone."""
 
@@ -37,6 +40,9 @@ class Link:
         """``litter`` is a folder the controller removes when it ends; we do if it is killed."""
         self.pipe, self.litter = pipe, litter
         self.ending_since: float | None = None
+        self.state = "running"
+        self.orders: deque[dict[str, Any]] = deque()
+        self.polls = 0
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._listen, name="link", daemon=True)
@@ -66,7 +72,7 @@ class Link:
     def report(self, state: str) -> None:
         """Send the worker's metrics."""
         if self.worker is not None:
-            self.send(state=state, **self.worker.metrics.report())
+            self.send(state=state, polls=self.polls, rss=resident_mb(), **self.worker.metrics.report())
 
     def close(self) -> None:
         """Stop reporting."""
@@ -77,9 +83,12 @@ class Link:
         try:
             while not self._done.is_set():
                 if self.pipe.poll(REPORT_EVERY):
-                    self.pipe.recv_bytes()  # the only order there is: stop
-                    self.end()
-                self.report("running")
+                    order = msgspec.msgpack.decode(self.pipe.recv_bytes())
+                    if order is None:  # stop
+                        self.end()
+                    else:
+                        self.orders.append(order)
+                self.report(self.state)
         except (EOFError, OSError):
             self.end()
             shutil.rmtree(self.litter, ignore_errors=True)
@@ -92,8 +101,10 @@ def worker_main(payload: bytes, pipe: Connection, log: str, litter: str, incarna
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the controller decides
     link = Link(pipe, litter)
     signal.signal(signal.SIGTERM, lambda *_: link.end())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     _redirect(log)
     faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL)  # the controller asks where we are stuck
     link.start()
     code = 0
     started: Worker | None = None
@@ -103,8 +114,12 @@ def worker_main(payload: bytes, pipe: Connection, log: str, litter: str, incarna
         worker.start()
         link.worker = started = worker
         link.report("ready")
-        while link.ending_since is None and not worker.poll(_POLL).done:
-            pass
+        while link.ending_since is None:
+            while link.orders:
+                worker.tell(link.orders.popleft())
+            if worker.poll(_POLL).done:
+                link.state = "done"  # others may not be, so it goes on until it is told to stop
+            link.polls += 1
         worker.stop()
         link.close()  # before the last word: a late report would take it back
         link.report("done")
@@ -113,6 +128,7 @@ def worker_main(payload: bytes, pipe: Connection, log: str, litter: str, incarna
         traceback.print_exc()
         known = isinstance(error, SrlError)
         cause = str(error) if known else f"{type(error).__name__}: {error}"
+        link.close()  # before the last word, as above
         link.send(state="failed", cause=cause, final=known)
     finally:
         link.close()
@@ -120,6 +136,15 @@ def worker_main(payload: bytes, pipe: Connection, log: str, litter: str, incarna
             _close(started)
     sys.stderr.flush()
     os._exit(code)  # no waiting for threads of libraries
+
+
+def resident_mb() -> float:
+    """Memory this process holds, in MB."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as pages:
+            return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except OSError:
+        return 0.0
 
 
 def _close(worker: Worker) -> None:

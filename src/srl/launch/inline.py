@@ -13,7 +13,10 @@ Feed = Callable[[Worker], None]
 
 
 def run_inline(nodes: Sequence[Node], feed: Feed, ending: Callable[[], float | None], incarnation: int) -> None:
-    """Poll the workers in turn until a trainer is done or the run is ending; ``feed`` gets their metrics."""
+    """Poll the workers in turn until all trainers are done, a target is reached, or the run is ending.
+
+    ``feed`` gets their metrics.
+    """
     workers = [node.build() for node in nodes]
     trainers = [worker for worker in workers if isinstance(worker, TrainerWorker)]
 
@@ -38,11 +41,15 @@ def run_inline(nodes: Sequence[Node], feed: Feed, ending: Callable[[], float | N
         reported = 0.0
         while ending() is None:
             done = {worker.name for worker in workers if worker.poll(0).done}
+            orders = [order for worker in workers for order in worker.metrics.orders]
+            for worker in workers if orders else []:
+                worker.metrics.orders.clear()
+                worker.tell(orders[-1])
             if time.monotonic() - reported > 0.2:
                 reported = time.monotonic()
                 for worker in workers:
                     feed(worker)
-            if all(trainer.name in done for trainer in trainers):
+            if all(trainer.name in done for trainer in trainers) or "evaluator" in done:
                 break
         for worker in workers:
             worker.stop()

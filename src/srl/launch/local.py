@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.util
+import os
 import pickle
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ from typing import Any
 import msgspec
 
 from srl.core.errors import ConfigError, WorkerError
+from srl.core.worker import WAITS
 from srl.experiment import Node
-from srl.launch.child import worker_main
+from srl.launch.child import STACK_SIGNAL, worker_main
 
 Feed = Callable[[str, str, dict[str, Any]], None]
 """(worker's name, kind, report)"""
 
 _PRELOAD = ["srl.launch.child", "srl.experiment", "srl.envs", "gymnasium.vector"]
 _STOP_SECONDS = 4.5
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
@@ -39,6 +42,13 @@ class Child:
     state: str = "new"
     cause: str = ""
     final: bool = False
+    polls: int = -1
+    moved: float = field(default_factory=time.monotonic)
+    """When it last came back from a poll."""
+    worked: float = field(default_factory=time.monotonic)
+    """When it last got something done."""
+    counters: dict[str, float] = field(default_factory=dict)
+    waits_for: str = ""
 
 
 class LocalLauncher:
@@ -52,21 +62,29 @@ class LocalLauncher:
         restarts: int,
         incarnation: int,
         say: Callable[[str], None],
+        stall_seconds: float = 60.0,
+        memory_mb: int = 0,
     ) -> None:
+        """``memory_mb`` is what an actor may hold before it is started anew (0: anything)."""
         self.nodes, self.feed, self.logs, self.restarts, self.incarnation = nodes, feed, logs, restarts, incarnation
-        self.say = say
+        self.say, self.stall_seconds, self.memory_mb = say, stall_seconds, memory_mb
         self.context = multiprocessing.get_context("forkserver")
         self.children: dict[str, Child] = {}
+        self.spent = 0
+        """Restarts used of the budget."""
+        self._order: dict[str, Any] = {}
+        self._told = time.monotonic()
 
     def run(self, ending: Callable[[], float | None]) -> None:
-        """Keep the graph running until its trainers are done or the run is ending."""
+        """Keep the graph running until its trainers are done, a target is reached, or the run is ending."""
         self.logs.mkdir(parents=True, exist_ok=True)
         self.context.set_forkserver_preload(_PRELOAD)
         try:
             for node in reversed(self.nodes):
                 self._start(node, 0)
-            while ending() is None and not self._trained():
+            while ending() is None and not self._finished():
                 self._watch(0.2)
+                self._look_for_stalls()
             self._stop()
             failed = next((child for child in self.children.values() if child.state == "failed"), None)
             if failed is not None:
@@ -74,9 +92,11 @@ class LocalLauncher:
         finally:
             self.kill()
 
-    def _trained(self) -> bool:
-        trainers = [child for child in self.children.values() if child.node.worker.kind == "trainer"]
-        return all(child.state == "done" for child in trainers)
+    def _finished(self) -> bool:
+        states: dict[str, list[str]] = {}
+        for child in self.children.values():
+            states.setdefault(child.node.worker.kind, []).append(child.state)
+        return all(state == "done" for state in states["trainer"]) or "done" in states.get("evaluator", [])
 
     def _start(self, node: Node, starts: int) -> None:
         ours, theirs = self.context.Pipe()
@@ -87,7 +107,9 @@ class LocalLauncher:
         with _interrupts_blocked(), _main_hidden(arguments[0]):
             process.start()
         theirs.close()
-        self.children[node.name] = Child(node, process, ours, starts)
+        child = self.children[node.name] = Child(node, process, ours, starts)
+        if self._order:
+            self._tell(child, self._order)
 
     def _watch(self, timeout: float) -> None:
         """Take in what workers report for up to ``timeout`` seconds, and replace those that died."""
@@ -95,10 +117,9 @@ class LocalLauncher:
         for pipe in wait(list(pipes), timeout):
             self._receive(pipes[pipe])  # type: ignore[index]
         for child in list(self.children.values()):
-            if child.state != "done" and not child.process.is_alive():
+            if not child.process.is_alive():
                 self._drain(child)
-                if child.state != "done":
-                    self._replace(child)
+                self._replace(child)
 
     def _drain(self, child: Child) -> None:
         """Take in the last words of a worker that has ended."""
@@ -114,30 +135,96 @@ class LocalLauncher:
         child.state = message.pop("state")
         if child.state == "failed":
             child.cause, child.final = message["cause"], message["final"]
-        else:
-            self.feed(child.node.name, child.node.worker.kind, message)
+            return
+        self._note(child, message)
+        self.feed(child.node.name, child.node.worker.kind, message)
+        for order in message["orders"]:
+            self._order = order
+            for each in self.children.values():
+                self._tell(each, order)
+
+    def _note(self, child: Child, message: dict[str, Any]) -> None:
+        """Keep what a report says about how a worker is getting on."""
+        now, polls, rss = time.monotonic(), message.pop("polls"), message.pop("rss")
+        message["gauges"]["rss"] = rss
+        if polls != child.polls:
+            child.polls, child.moved = polls, now
+        counters = message["counters"]
+        grown = {name for name, value in counters.items() if value > child.counters.get(name, 0.0)}
+        if any(not name.startswith("wait/") and name != "alive" for name in grown):
+            child.worked = now
+        waits = [name.removeprefix("wait/") for name in grown if name.startswith("wait/")]
+        child.waits_for, child.counters = waits[0] if waits else "", counters
+        if self.memory_mb and child.node.worker.kind == "actor" and rss > self.memory_mb:
+            self.say(f"{child.node.name} holds {rss:,.0f} MB, more than {self.memory_mb:,}; started again")
+            self._restart(child)
+
+    def _tell(self, child: Child, order: dict[str, Any] | None) -> None:
+        with contextlib.suppress(OSError):
+            child.pipe.send_bytes(msgspec.msgpack.encode(order))
+
+    def _look_for_stalls(self) -> None:
+        """If nothing gets done any more, say who waits for whom, and where the one that waits for nobody is stuck."""
+        now = time.monotonic()
+        stuck = [child for child in self.children.values() if now - child.moved > self.stall_seconds]
+        idle = min(now - child.worked for child in self.children.values())
+        if now - self._told < self.stall_seconds or not (stuck or idle > self.stall_seconds):
+            return
+        self._told = now
+        for child in self.children.values():
+            if child.waits_for and child not in stuck:
+                self.say(f"{child.node.name}: {WAITS[child.waits_for]}")
+        for child in stuck:
+            stack = self._stack(child)
+            what = "has not come back" if child.polls >= 0 else "has been starting"
+            self.say(f"{child.node.name} {what} for {now - child.moved:.0f} s; it is here:\n{stack}")
+            # An update, or a start, may take as long as it takes; a step may not.
+            if child.node.worker.kind == "actor" and child.polls >= 0:
+                child.process.kill()
+
+    def _stack(self, child: Child) -> str:
+        """The Python stack of a worker's main thread, from its log."""
+        log = self.logs / f"{child.node.name}.log"
+        before = log.stat().st_size if log.exists() else 0
+        try:
+            os.kill(child.process.pid, STACK_SIGNAL)
+        except ProcessLookupError:
+            return "  (it is gone)"
+        deadline = time.monotonic() + 1
+        while time.monotonic() < deadline and (not log.exists() or log.stat().st_size == before):
+            time.sleep(0.02)
+        with open(log, "rb") as lines:
+            lines.seek(before)
+            found = lines.read().decode(errors="replace")
+        main = found.split("Current thread")[-1].splitlines()[1:] or found.splitlines()
+        return "\n".join(line for line in main if line.strip())
 
     def _replace(self, child: Child) -> None:
+        """Start a worker that died anew, if the budget allows."""
         child.process.join()
         name, code = child.node.name, child.process.exitcode
         how = child.cause or (f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}")
-        used = sum(each.starts for each in self.children.values())
-        if child.final or used >= self.restarts:
-            spent = "" if child.final else f" after {used} restarts"
+        if child.final or self.spent >= self.restarts:
+            spent = "" if child.final else f" after {self.spent} restarts"
             log = self.logs / f"{name}.log"
             hint = (
                 f"see {log}" if log.exists() else 'a script that is run must call run() under if __name__ == "__main__"'
             )
             raise WorkerError(f"{name} failed{spent}: {how}; {hint}")
-        self.say(f"{name} {how}; started again ({used + 1} of {self.restarts} restarts used)")
+        self.spent += 1
+        self.say(f"{name} {how}; started again ({self.spent} of {self.restarts} restarts used)")
+        self._restart(child)
+
+    def _restart(self, child: Child) -> None:
+        child.process.kill()
+        child.process.join()
         child.pipe.close()
         self._start(child.node, child.starts + 1)
 
     def _stop(self) -> None:
         """Tell every worker to stop and wait until it has."""
         for child in self.children.values():
-            with contextlib.suppress(OSError):
-                child.pipe.send_bytes(b"stop")
+            self._tell(child, None)
         deadline = time.monotonic() + _STOP_SECONDS
         waiting = set(self.children)
         while waiting and time.monotonic() < deadline:
@@ -171,12 +258,12 @@ def check_portable(thing: Any, what: str) -> None:
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Ctrl-C stays blocked in processes started inside."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    """Ctrl-C and SIGTERM stay blocked in processes started inside: a group may be signalled as a whole."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 @contextlib.contextmanager

@@ -13,28 +13,28 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from srl import config
 from srl.core.errors import ConfigError, UnknownName
-from srl.core.seeding import derive
-from srl.core.specs import is_image
-from srl.core.worker import State, Worker
-from srl.envs.base import StepViews
-from srl.experiment import Experiment, Plan, check, checkpoint_store, trainer_threads, wire
+from srl.core.worker import Worker
+from srl.experiment import Experiment, Plan, check, checkpoint_store, evaluated, opponent_store, wire
+from srl.monitor.exporters import exporting
 from srl.monitor.monitor import Monitor, Sink
 from srl.monitor.sinks import JsonLines, TensorBoard, draw_curve, read_metrics
+from srl.workers.evaluator import read_evaluations, sampled, summary
+from srl.workers.player import Player, Scores, Seat, play
 
 EVAL_EPISODES = 20
 _ENOUGH = 20
 """Episodes that it takes to call a checkpoint the best so far."""
-EVAL_STEPS = 100_000
-"""An episode longer than this counts as it is: an environment may have no end at all."""
+_AGAIN = 0.3
+"""Seconds between two signals that are meant as two."""
+_COPIES = 20
+"""Environment copies an evaluation plays at the same time."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Evaluation:
     length_mean: float
     episodes: int
     version: int
+    policy: str
     tag: str
     sampled: bool
     """Whether actions were drawn at random as in training, or the likeliest ones."""
@@ -79,10 +80,11 @@ def run(
     resume_from: str | None = None,
     display: Callable[[str, int], Sink] | None = None,
     seconds: float = float("inf"),
+    sinks: Sequence[Sink] = (),
 ) -> Result:
     """Run ``x`` in the folder ``out`` (made up if None), for ``seconds`` at most.
 
-    ``display`` makes a sink that shows progress, from a title and the number of steps.
+    ``display`` makes a sink that shows progress, from a title and the number of steps; ``sinks`` get every row too.
     """
     plans = check(x)
     if x.launcher == "local":
@@ -93,21 +95,21 @@ def run(
     run_dir = Path(out) if out is not None else _new_folder(x)
     version, first = _starting_point(x, run_dir, plans, resume_from)
     if x.transport == "tcp" and x.port:
-        _check_ports(x, len(plans))
-    config.save(x, run_dir)
+        _check_ports(x, plans)
     before = read_metrics(run_dir)
     elapsed = before[-1]["time"] if before else 0.0
-    with _signals() as signalled:
+    with exporting(sinks, run_dir, config.to_json(x)), _signals() as signalled:
+        config.save(x, run_dir)
         deadline = time.monotonic() + seconds
 
         def ending() -> float | None:
             return signalled() or (deadline if time.monotonic() > deadline else None)
 
-        sinks: list[Sink] = [JsonLines(run_dir), TensorBoard(run_dir)]
+        writers: list[Sink] = [JsonLines(run_dir), TensorBoard(run_dir), *sinks]
         if display is not None:
-            sinks.append(display(f"{title(x)}  →  {run_dir}", x.steps))
-        monitor = Monitor(sinks, elapsed=elapsed, steps=first)
-        best = BestTag(run_dir, plans, monitor)
+            writers.append(display(f"{title(x)}  →  {run_dir}", x.steps))
+        monitor = Monitor(writers, elapsed=elapsed, steps=first, opponents=tuple(x.opponents))
+        feed = monitor.feed if evaluated(x) else BestTag(run_dir, plans, monitor).feed
         begin = time.monotonic()
         shutil.rmtree(run_dir / "names", ignore_errors=True)  # of a run that was killed
         nodes = wire(x, plans, run_dir, resume_from)
@@ -116,11 +118,13 @@ def run(
                 from srl.launch.inline import run_inline
 
                 def feed_worker(worker: Worker) -> None:
-                    best.feed(worker.name, worker.kind, worker.metrics.report())
+                    feed(worker.name, worker.kind, worker.metrics.report())
 
                 run_inline(nodes, feed_worker, ending, version)
             else:
-                LocalLauncher(nodes, best.feed, run_dir / "logs", x.restarts, version, monitor.say).run(ending)
+                watched: dict[str, Any] = {"stall_seconds": x.stall_seconds, "memory_mb": x.actors.memory_mb}
+                logs = run_dir / "logs"
+                LocalLauncher(nodes, feed, logs, x.restarts, version, monitor.say, **watched).run(ending)
         finally:
             monitor.tick(force=True)
             monitor.close()
@@ -137,12 +141,13 @@ def resume(
     *,
     tag: str = "latest",
     display: Callable[[str, int], Sink] | None = None,
+    sinks: Sequence[Sink] = (),
     **changes: Any,
 ) -> Result:
     """Go on with the run in ``run_dir``, with ``changes`` to its experiment (such as ``steps``)."""
     run_dir = Path(run_dir)
     x = replace(config.load(run_dir), **changes)
-    return run(x, run_dir, resume_from=tag, display=display)
+    return run(x, run_dir, resume_from=tag, display=display, sinks=sinks)
 
 
 def evaluate(
@@ -150,91 +155,75 @@ def evaluate(
     *,
     tag: str = "latest",
     episodes: int = EVAL_EPISODES,
-    policy: str = "default",
+    policy: str = "",
+    versus: str = "",
     seed: int = 0,
     sample: bool | None = None,
 ) -> Evaluation:
     """Play ``episodes`` episodes with the saved policy.
 
-    With ``sample`` its actions are drawn at random as in training, without it they are its likeliest ones. The default
-    is to sample where observations are images: emulators are deterministic, and the likeliest actions would play the
-    same few episodes over and over.
+    With ``sample`` its actions are drawn at random as in training, without it they are its likeliest ones; the default
+    is to sample where observations are images. The other policies of the run play along with the version ``versus``
+    (default: the same tag; opponents play their latest).
     """
     if episodes < 1:
         raise ConfigError(f"episodes must be at least 1, got {episodes}")
     run_dir = Path(run_dir)
     x = config.load(run_dir)
-    plans = {plan.policy: plan for plan in check(x)}
-    if policy not in plans:
-        raise UnknownName("policy", policy, plans)
-    plan = plans[policy]
-    store = checkpoint_store(run_dir, plan)
-    state = store.load(tag)
-    if sample is None:
-        sample = any(is_image(leaf) for leaf in plan.spaces.observation_spec().values())
-    returns, lengths = _play(x, plan, state, episodes, seed, sample)
-    return Evaluation(
-        return_mean=float(np.mean(returns)),
-        return_std=float(np.std(returns)),
-        return_min=float(np.min(returns)),
-        return_max=float(np.max(returns)),
-        length_mean=float(np.mean(lengths)),
-        episodes=len(returns),
-        version=state.values["version"],
-        tag=tag,
-        sampled=sample,
-    )
-
-
-def _play(
-    x: Experiment, plan: Plan, state: State, episodes: int, seed: int, sample: bool
-) -> tuple[list[float], list[int]]:
-    """The first episode of each of ``episodes`` environment copies, so that short ones are not favoured."""
-    import torch
-
-    from srl.core.slab import Slab
-    from srl.policies.host import PolicyHost
-
-    copies = min(episodes, 20)
-    torch.set_num_threads(trainer_threads(replace(x, launcher="inline"), [plan]))
-    host = PolicyHost(plan.algorithm, plan.spaces, derive(seed, "evaluation"), explore=sample)
-    host.load(state.under("learner").under("policy").arrays, state.values["version"])
-    returns: list[float] = []
-    lengths: list[int] = []
-    env = x.env.make(copies)
-    env.bind([plan.agents])
-    slab = Slab(plan.algorithm.block(plan.spaces, copies * len(plan.agents)), 1, shared=False)
-    block = {name: field[0, 0] for name, field in slab.arrays.items()}
-    obs = {name: block[name] for name in slab.spec.observations}
-    actions = [name for name in slab.spec.outputs if name.split("/")[0] == "action"]
-    views = StepViews(obs, block["reward"], block["terminated"], block["truncated"], block["valid"])
+    plans = check(x)
+    by_name = {plan.policy: plan for plan in plans if plan.agents and not plan.opponent}
+    policy = policy or next(iter(by_name))
+    if policy not in by_name:
+        raise UnknownName("policy", policy, by_name)
+    seats = saved_seats(plans, run_dir, tag, versus, sample, policy)
+    copies = min(episodes, _COPIES)
+    player = Player(x.env, seats, copies, seed)
+    orders = [found["order"] for found in read_evaluations(run_dir) if found.get("order")]
+    if orders:  # as hard as a curriculum has made it
+        player.env.configure(orders[-1])
     try:
-        while len(returns) < episodes:
-            env.reset(derive(seed, "evaluation", len(returns)), [obs])
-            total, length = np.zeros(slab.spec.rows), np.zeros(slab.spec.rows, np.int64)
-            running = np.ones(slab.spec.rows, bool)
-            while running.any() and length.max() < EVAL_STEPS:
-                outputs = host.act(obs)
-                env.step([{name: outputs[name] for name in actions}], [views])
-                total += views.reward * running
-                length += running
-                running &= ~(views.terminated | views.truncated)
-            returns += total.tolist()
-            lengths += length.tolist()
+        scores = play(player, episodes, copies, seed)[policy]
     finally:
-        env.close()
-    return returns[:episodes], lengths[:episodes]
+        player.close()
+    mine = next(seat for seat in seats if seat.policy == policy)
+    kept = episodes * len(mine.agents)
+    found = summary(policy, mine.version, Scores(scores.returns[:kept], scores.lengths[:kept]))
+    return Evaluation(tag=tag, sampled=mine.sample, **found)
+
+
+def saved_seats(
+    plans: Sequence[Plan], run_dir: Path, tag: str, versus: str, sample: bool | None, policy: str = ""
+) -> list[Seat]:
+    """Every policy of a run that acts, with its weights under ``tag``.
+
+    The others than ``policy`` (or, without one, opponents) have those under ``versus``, if it is given.
+    """
+    seats = []
+    for plan in plans:
+        if plan.agents:
+            store = opponent_store(plan, plans, run_dir) if plan.opponent else checkpoint_store(run_dir, plan)
+            plays_along = plan.policy != policy if policy else plan.opponent is not None
+            other = versus or ("latest" if plan.opponent else tag)
+            state = store.load(other if plays_along else tag)
+            weights, version = state.under("learner").under("policy").arrays, state.values["version"]
+            drawn = sampled(plan.spaces, sample)
+            seats.append(Seat(plan.policy, plan.agents, plan.spaces, plan.algorithm, weights, version, drawn))
+    return seats
 
 
 class BestTag:
     """Passes reports on, and tags a checkpoint ``best`` if the return was never higher when it was saved."""
 
     def __init__(self, run_dir: Path, plans: list[Plan], monitor: Monitor) -> None:
-        self.stores = {plan.policy: checkpoint_store(run_dir, plan) for plan in plans}
+        self.stores = {plan.policy: checkpoint_store(run_dir, plan) for plan in plans if not plan.opponent}
         self.monitor = monitor
         self._seen: dict[str, float] = {}
-        earlier = [row["return_mean"] for row in read_metrics(run_dir) if "return_mean" in row]
-        self._best = dict.fromkeys(self.stores, max(earlier)) if earlier else {}
+        self._best: dict[str, float] = {}
+        for row in read_metrics(run_dir):
+            for policy in self.stores:
+                found = row.get(f"return_mean/{policy}", row.get("return_mean"))
+                if found is not None:
+                    self._best[policy] = max(found, self._best.get(policy, float("-inf")))
 
     def feed(self, name: str, kind: str, report: dict[str, Any]) -> None:
         """Take one report."""
@@ -253,13 +242,12 @@ class BestTag:
 
 def title(x: Experiment) -> str:
     """The experiment in a few words."""
-    about = x.env.describe()
     names = "+".join(sorted({each.name for each in x.algorithms.values()}))
-    return f"{names} on {about.get('gym', 'environment')}"
+    return f"{names} on {x.env.name}"
 
 
 def _new_folder(x: Experiment) -> Path:
-    name = str(x.env.describe().get("gym", "run")).split(":")[-1].split("/")[-1].rstrip("()").lower()
+    name = x.env.name.split(":")[-1].split("/")[-1].rstrip("()").lower()
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
@@ -277,17 +265,20 @@ def _starting_point(x: Experiment, run_dir: Path, plans: list[Plan], tag: str | 
     if tag is None:
         _refuse_used(run_dir)
         return 0, 0
-    found = [checkpoint_store(run_dir, plan).load(tag).values for plan in plans]
+    found = [checkpoint_store(run_dir, plan).load(tag).values for plan in plans if not plan.opponent]
     steps = min(values["steps"] for values in found)
     if steps >= x.steps:
         raise ConfigError(f"{run_dir} is complete: it was trained on {steps:,} steps; give more --steps to go on")
     return max(values["version"] for values in found), steps
 
 
-def _check_ports(x: Experiment, policies: int) -> None:
+def _check_ports(x: Experiment, plans: Sequence[Plan]) -> None:
     import socket
 
-    for port in range(x.port, x.port + policies * (2 + x.policies.count)):
+    servers = 2 + (x.policies.count if x.actors.inference == "remote" else 0)
+    trained = [plan for plan in plans if not plan.opponent]
+    count = sum(servers + (2 if plan.algorithm.replay() else 0) for plan in trained)
+    for port in range(x.port, x.port + count):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -304,9 +295,10 @@ def _signals() -> Iterator[Callable[[], float | None]]:
     since: list[float] = []
 
     def on_signal(number: int, _: Any) -> None:
-        if since:
+        if not since:
+            since.append(time.monotonic())
+        elif time.monotonic() - since[0] > _AGAIN:  # some tools signal a process and its group in one go
             raise KeyboardInterrupt
-        since.append(time.monotonic())
 
     def ending() -> float | None:
         return since[0] if since else None

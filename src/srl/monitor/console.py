@@ -65,7 +65,7 @@ class LiveDisplay:
         for _ in range(4):
             table.add_column(ratio=1)
         cells = [
-            ("return", _number(values, "return_mean", "{:,.1f}")),
+            ("return", _returns(values)),
             ("episode length", _number(values, "length_mean", "{:,.0f}")),
             ("episodes", _number(values, "episodes", "{:,.0f}")),
             ("steps/s", _number(values, "steps_per_second", "{:,.0f}")),
@@ -106,7 +106,7 @@ class PlainDisplay:
         text = (
             f"{values['time']:6.0f}s  {values['steps']:>10,.0f}/{self._steps:,} steps  {rate:>7,.0f}/s  "
             f"left {left:>7}  "
-            f"return {_number(values, 'return_mean', '{:.1f}')}  length {_number(values, 'length_mean', '{:.0f}')}  "
+            f"return {_returns(values)}  length {_number(values, 'length_mean', '{:.0f}')}  "
             f"staleness {_number(values, 'train/staleness', '{:.2f}')}  "
             f"blocks {_number(values, 'queue/filling', '{:.0f}')}+{_number(values, 'queue/full', '{:.0f}')}  "
             f"waits: {waits}  bottleneck: {row.bottleneck}"
@@ -125,6 +125,18 @@ def _left(values: dict[str, float], steps: int) -> str:
     """The time left, as h:mm:ss."""
     rate = values["steps_per_second"]
     return str(timedelta(seconds=round(max(0.0, steps - values["steps"]) / rate))) if rate else "–"
+
+
+def _returns(values: dict[str, float]) -> str:
+    """The return, or that of every policy; the evaluator's in brackets."""
+    found = []
+    for name, value in values.items():
+        if name.split("/")[0] == "return_mean":
+            policy = name.removeprefix("return_mean").lstrip("/")
+            judged = values.get("eval/return" + name.removeprefix("return_mean"), values.get("eval/return"))
+            text = f"{policy} {value:,.1f}".strip()
+            found.append(text if judged is None else f"{text} ({judged:,.1f})")
+    return ", ".join(found) or "–"
 
 
 def _number(values: dict[str, float], name: str, shape: str) -> str:

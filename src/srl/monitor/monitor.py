@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,6 +22,9 @@ _MEANINGFUL = 0.2
 """Seconds of a worker's life below which its waits say nothing."""
 
 _WAITER = {"inference": "actor", "parameters": "actor", "requests": "policy", "samples": "trainer"}
+_WAITER |= {"buffer": "buffer", "versions": "evaluator"}
+_STAGES = ("actor", "policy", "buffer", "trainer")
+"""Kinds of workers that others wait for."""
 
 
 @dataclass
@@ -31,6 +34,8 @@ class Row:
     values: dict[str, float]
     bottleneck: str
     """Which stage keeps the others waiting, in words."""
+    opponents: dict[str, dict[int, tuple[int, float]]] = field(default_factory=dict)
+    """Games and mean return of every version of every opponent."""
 
 
 class Sink(Protocol):
@@ -65,9 +70,20 @@ class _Worker:
 class Monitor:
     """Collects reports of all workers; :meth:`tick` makes a row of them once a second."""
 
-    def __init__(self, sinks: Sequence[Sink], *, elapsed: float = 0.0, steps: int = 0, every: float = 1.0) -> None:
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        *,
+        elapsed: float = 0.0,
+        steps: int = 0,
+        every: float = 1.0,
+        opponents: Collection[str] = (),
+    ) -> None:
         """``elapsed`` seconds and ``steps`` steps of the run were done before, if it is resumed."""
-        self.sinks, self.every, self.first = sinks, every, steps
+        self.sinks, self.every, self.first, self.opponents = sinks, every, steps, opponents
+        self.results: dict[tuple[str, int], tuple[int, float]] = {}
+        """Games and sum of returns of every version of every opponent."""
+        self.measured: dict[str, deque[float]] = {}
         self.returns: dict[str, deque[float]] = {}
         self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.episodes = 0
@@ -80,10 +96,17 @@ class Monitor:
     def feed(self, name: str, kind: str, report: dict[str, Any]) -> None:
         """Take in one report of one worker."""
         self._workers.setdefault(name, _Worker(kind)).update(report)
-        for policy, value, length in report["episodes"]:
+        for policy, value, length, version in report["episodes"]:
             self.returns.setdefault(policy, deque(maxlen=WINDOW)).append(value)
+            if policy in self.opponents:
+                games, total = self.results.get((policy, version), (0, 0.0))
+                self.results[policy, version] = games + 1, total + value
             self.lengths.append(length)
             self.episodes += 1
+        for key, value in report["measured"]:
+            self.measured.setdefault(key, deque(maxlen=WINDOW)).append(value)
+        for text in report["notes"]:
+            self.say(text)
         self.tick()
 
     def say(self, text: str) -> None:
@@ -122,21 +145,36 @@ class Monitor:
             self._rates.append((now, steps))
         values = {"time": now - self._begin, "steps": steps, "steps_per_second": self._rate()}
         values["episodes"] = float(self.episodes)
-        for policy, found in self.returns.items():
+        for policy, window in self.returns.items():
             name = "return_mean" if len(self.returns) == 1 else f"return_mean/{policy}"
-            values[name] = sum(found) / len(found)
+            values[name] = sum(window) / len(window)
+        for key, window in self.measured.items():
+            values[f"env/{key}"] = sum(window) / len(window)
         if self.lengths:
             values["length_mean"] = sum(self.lengths) / len(self.lengths)
         busy = self._waits(values)
         trainers = {name: worker for name, worker in self._workers.items() if worker.kind == "trainer"}
         for name, worker in trainers.items():
-            counted = {key: worker.counters.get(key, 0.0) for key in ("dropped", "updates")}
+            counted = {key: worker.counters.get(key, 0.0) for key in ("dropped", "updates", "skipped")}
             suffix = "" if len(trainers) == 1 else f"/{name.removeprefix('trainer-')}"
-            values.update({f"{key}{suffix}": value for key, value in {**worker.gauges, **counted}.items()})
+            known = {key: value for key, value in {**worker.gauges, **counted}.items() if key != "rss"}
+            values.update({f"{key}{suffix}": value for key, value in known.items()})
+        buffers = {name: worker for name, worker in self._workers.items() if worker.kind == "buffer"}
+        for name, worker in buffers.items():
+            suffix = "" if len(buffers) == 1 else f"/{name.removeprefix('buffer-')}"
+            values.update({f"{key}{suffix}": value for key, value in worker.gauges.items() if key != "rss"})
+        for worker in self._of("evaluator"):
+            for key, value in worker.gauges.items():
+                if key.startswith("eval/"):
+                    values[key.rpartition("/")[0] if len(trainers) == 1 else key] = value
+        values["memory_mb"] = sum(worker.gauges.get("rss", 0.0) for worker in self._workers.values())
         rows, batches = (sum(w.delta.get(key, 0.0) for w in self._of("policy")) for key in ("rows", "batches"))
         if batches:
             values["inference_batch"] = rows / batches
-        return Row(values, _bottleneck(busy))
+        found: dict[str, dict[int, tuple[int, float]]] = {}
+        for (policy, version), (games, total) in self.results.items():
+            found.setdefault(policy, {})[version] = games, total / games
+        return Row(values, _bottleneck(busy), found)
 
     def _rate(self) -> float:
         (begin, first), (end, last) = (self._rates[0], self._rates[-1]) if self._rates else ((0, 0), (0, 0))
@@ -151,7 +189,8 @@ class Monitor:
             if workers:
                 shares = [min(1.0, w.delta.get(f"wait/{wait}", 0.0) / w.delta["alive"]) for w in workers]
                 values[f"wait/{wait}"] = sum(shares) / len(shares)
-                busy[kind] = busy.get(kind, 1.0) - values[f"wait/{wait}"]
+                if kind in _STAGES:
+                    busy[kind] = busy.get(kind, 1.0) - values[f"wait/{wait}"]
         values.update({f"busy/{kind}": max(0.0, share) for kind, share in busy.items()})
         return busy
 

@@ -10,19 +10,29 @@ from typing import Any
 from srl.monitor.monitor import Row
 
 METRICS = "metrics.jsonl"
+OPPONENTS = "opponents.json"
 CURVE = "curve.png"
 
 
 class JsonLines:
-    """``metrics.jsonl``: one row a line, readable at any time."""
+    """``metrics.jsonl``: one row a line, readable at any time; ``opponents.json``: results by opponent version."""
 
     def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
         self._file = open(run_dir / METRICS, "a", buffering=1, encoding="utf-8")
 
     def write(self, row: Row) -> None:
         """See :class:`~srl.monitor.monitor.Sink`."""
         numbers = {name: round(value, 6) for name, value in row.values.items()}
         self._file.write(json.dumps({**numbers, "bottleneck": row.bottleneck}) + "\n")
+        if row.opponents:
+            played = {
+                policy: {
+                    f"v{version}": {"games": games, "return_mean": mean} for version, (games, mean) in found.items()
+                }
+                for policy, found in row.opponents.items()
+            }
+            (self._run_dir / OPPONENTS).write_text(json.dumps(played, indent=1))
 
     def say(self, text: str) -> None:
         """See :class:`~srl.monitor.monitor.Sink`."""

@@ -10,44 +10,94 @@ import math
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from srl.core.errors import ConfigError
-from srl.core.specs import leaves
+from srl.core.specs import Spaces, choices_of, leaves
 from srl.policies.networks import head
 
 _LOG_2PI = math.log(2 * math.pi)
 
 
-class Discrete(nn.Module):
-    """A choice between ``n`` actions."""
+class Categorical(nn.Module):
+    """One choice, or several at once, each between a number of values: Discrete and MultiDiscrete spaces."""
 
-    def __init__(self, features: int, space: gymnasium.spaces.Discrete[Any], _: float) -> None:
+    start: Tensor
+
+    def __init__(self, features: int, space: gymnasium.Space[Any], _: float) -> None:
         super().__init__()
-        self.start = int(space.start)
-        self.logits = head(features, int(space.n), 0.01)
+        self.shape = space.shape or ()
+        self.counts = list(choices_of(space))
+        start = np.broadcast_to(np.asarray(getattr(space, "start", 0)).reshape(-1), (len(self.counts),))
+        self.register_buffer("start", torch.from_numpy(start.astype(np.int64)), persistent=False)
+        self.logits = head(features, sum(self.counts), 0.01)
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Log-probabilities ``[rows, n]``."""
-        return torch.log_softmax(self.logits(features), -1)
+    def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """Log-probabilities of all values of all choices side by side, ``[rows, sum of counts]``."""
+        parts = list(torch.split(self.logits(features), self.counts, -1))
+        if mask is not None:
+            allowed = [part | ~part.any(-1, keepdim=True) for part in torch.split(mask, self.counts, -1)]
+            parts = [part.masked_fill(~may, -torch.inf) for part, may in zip(parts, allowed, strict=True)]
+        found = [torch.log_softmax(part, -1) for part in parts]
+        return found[0] if len(found) == 1 else torch.cat(found, -1)
 
     def sample(self, params: Tensor, generator: torch.Generator) -> Tensor:
-        """Random actions: the first of n exponential races to finish."""
+        """Random actions: in every choice the first of n exponential races to finish."""
         race = torch.empty_like(params).exponential_(generator=generator)
-        return (params.exp() / race).argmax(-1) + self.start
+        return self._best(params.exp() / race)
 
     def mode(self, params: Tensor) -> Tensor:
         """The likeliest actions."""
-        return params.argmax(-1) + self.start
+        return self._best(params)
+
+    def _best(self, scores: Tensor) -> Tensor:
+        best = torch.stack([part.argmax(-1) for part in torch.split(scores, self.counts, -1)], -1) + self.start
+        return best.reshape(-1, *self.shape)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         """Log-probability of ``action``, ``[rows]``."""
-        return params.gather(-1, (action - self.start).unsqueeze(-1)).squeeze(-1)
+        chosen = (action.reshape(len(action), -1).long() - self.start).unbind(-1)
+        parts = zip(torch.split(params, self.counts, -1), chosen, strict=True)
+        return _total([part.gather(-1, index.unsqueeze(-1)).squeeze(-1) for part, index in parts])
 
     def entropy(self, params: Tensor) -> Tensor:
         """Entropy, ``[rows]``."""
-        return -(params.exp() * params).sum(-1)
+        return -(params.exp() * params.clamp(min=torch.finfo(params.dtype).min)).sum(-1)
+
+
+class Bernoulli(nn.Module):
+    """Independent yes-or-no choices: a MultiBinary space."""
+
+    def __init__(self, features: int, space: gymnasium.spaces.MultiBinary, _: float) -> None:
+        super().__init__()
+        self.shape = space.shape
+        self.logits = head(features, math.prod(space.shape), 0.01)
+
+    def forward(self, features: Tensor, _: Tensor | None) -> Tensor:
+        """Log-odds ``[rows, choices]``."""
+        found: Tensor = self.logits(features)
+        return found
+
+    def sample(self, params: Tensor, generator: torch.Generator) -> Tensor:
+        """Random actions."""
+        luck = torch.empty_like(params).uniform_(generator=generator)
+        return (luck < params.sigmoid()).reshape(-1, *self.shape)
+
+    def mode(self, params: Tensor) -> Tensor:
+        """The likeliest actions."""
+        return (params > 0).reshape(-1, *self.shape)
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        """Log-probability of ``action``, ``[rows]``."""
+        sign = action.reshape(len(action), -1).to(params.dtype) * 2 - 1
+        return functional.logsigmoid(sign * params).sum(-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        """Entropy, ``[rows]``."""
+        return (functional.softplus(params) - params * params.sigmoid()).sum(-1)
 
 
 class Gaussian(nn.Module):
@@ -63,7 +113,7 @@ class Gaussian(nn.Module):
         self.mean = head(features, width, 0.01)
         self.log_std = nn.Parameter(torch.full((width,), log_std))
 
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor, _: Tensor | None) -> Tensor:
         """Means and log standard deviations side by side, ``[rows, 2 * width]``."""
         mean = self.mean(features)
         return torch.cat([mean, self.log_std.expand_as(mean)], -1)
@@ -90,7 +140,9 @@ class Gaussian(nn.Module):
 
 
 _HEADS: dict[type[gymnasium.Space[Any]], Any] = {
-    gymnasium.spaces.Discrete: Discrete,
+    gymnasium.spaces.Discrete: Categorical,
+    gymnasium.spaces.MultiDiscrete: Categorical,
+    gymnasium.spaces.MultiBinary: Bernoulli,
     gymnasium.spaces.Box: Gaussian,
 }
 
@@ -98,21 +150,24 @@ _HEADS: dict[type[gymnasium.Space[Any]], Any] = {
 class ActionHead(nn.Module):
     """The distribution over a whole action space."""
 
-    def __init__(self, features: int, space: gymnasium.Space[Any], log_std: float) -> None:
+    def __init__(self, features: int, spaces: Spaces, log_std: float) -> None:
         super().__init__()
         self.names: list[str] = []
         heads = []
-        for name, leaf, _ in leaves("action", space):
+        for name, leaf, _ in leaves("action", spaces.action):
             if type(leaf) not in _HEADS:
                 known = ", ".join(kind.__name__ for kind in _HEADS)
                 raise ConfigError(f"no distribution for the action space {leaf} at {name!r}; supported: {known}")
+            if isinstance(leaf, gymnasium.spaces.Box) and leaf.dtype.kind != "f":
+                raise ConfigError(f"no distribution for whole numbers in a Box at {name!r}; use MultiDiscrete")
             self.names.append(name)
             heads.append(_HEADS[type(leaf)](features, leaf, log_std))
         self.heads = nn.ModuleList(heads)
+        self.masks = [name.replace("action", "mask", 1) for name in self.names]
 
-    def forward(self, features: Tensor) -> list[Tensor]:
-        """The parameters of every leaf's distribution."""
-        return [each(features) for each in self.heads]
+    def forward(self, features: Tensor, inputs: dict[str, Tensor]) -> list[Tensor]:
+        """The parameters of every leaf's distribution; actions masked out have probability 0."""
+        return [each(features, inputs.get(mask)) for each, mask in zip(self.heads, self.masks, strict=True)]
 
     def draw(self, params: list[Tensor], generator: torch.Generator | None) -> dict[str, Tensor]:
         """Actions by name: random ones, or the likeliest without a generator."""

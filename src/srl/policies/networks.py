@@ -1,17 +1,19 @@
-"""Networks: encoders chosen by the observation, and running normalisation."""
+"""Networks: encoders chosen by the observation, memory, and running normalisation."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import gymnasium
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from srl.core.errors import ConfigError
-from srl.core.specs import Spec, is_image
+from srl.core.specs import choices_of, is_image, leaves, spec_of
 
 M = TypeVar("M", nn.Linear, nn.Conv2d)
 Activations: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
@@ -107,14 +109,21 @@ class MLP(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Observation fields to features: images through :class:`NatureCNN`, the rest flattened into an MLP."""
+    """Observations to features: images through :class:`NatureCNN`, the rest side by side into an MLP.
 
-    def __init__(self, spec: Spec, hidden: Sequence[int], activation: str, *, normalize: bool) -> None:
+    A discrete observation enters as one input per value, of which one is 1.
+    """
+
+    def __init__(self, space: gymnasium.Space[Any], hidden: Sequence[int], activation: str, *, normalize: bool) -> None:
         super().__init__()
-        self.images = [name for name, leaf in spec.items() if is_image(leaf)]
+        spec = spec_of("obs", space)
+        found = leaves("obs", space)
+        self.images = [name for name in spec if is_image(spec[name])]
         self.vectors = [name for name in spec if name not in self.images]
+        self.discrete = {name: Choices(leaf) for name, leaf, _ in found if choices_of(leaf)}
         self.cnn = nn.ModuleDict({_key(name): NatureCNN(spec[name].shape) for name in self.images})
-        self.width = sum(math.prod(spec[name].shape) for name in self.vectors)
+        widths = [self.discrete[n].width if n in self.discrete else math.prod(spec[n].shape) for n in self.vectors]
+        self.width = sum(widths)
         self.norm = RunningNorm((self.width,)) if normalize and self.width else None
         inputs = self.width + sum(cnn.out_features for cnn in self.cnn.values())  # type: ignore[misc]
         # An image's features have gone through a dense layer already.
@@ -123,7 +132,10 @@ class Encoder(nn.Module):
 
     def flatten(self, obs: dict[str, Tensor]) -> Tensor:
         """All vector fields side by side, ``[rows, width]``."""
-        parts = [obs[name].reshape(len(obs[name]), -1).float() for name in self.vectors]
+        parts = []
+        for name in self.vectors:
+            flat = obs[name].reshape(len(obs[name]), -1)
+            parts.append(self.discrete[name].one_hot(flat) if name in self.discrete else flat.float())
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
@@ -134,6 +146,55 @@ class Encoder(nn.Module):
             parts.append(self.norm(flat) if self.norm is not None else flat)
         out: Tensor = self.mlp(parts[0] if len(parts) == 1 else torch.cat(parts, 1))
         return out
+
+
+class Choices:
+    """The values of a Discrete or MultiDiscrete space as positions in one row of ones and zeros."""
+
+    def __init__(self, leaf: gymnasium.Space[Any]) -> None:
+        counts = choices_of(leaf)
+        first = np.asarray(getattr(leaf, "start", 0)).reshape(-1)
+        self.width = sum(counts)
+        self.offsets = torch.from_numpy(np.cumsum([0, *counts[:-1]]) - first)
+
+    def one_hot(self, values: Tensor) -> Tensor:
+        """``[rows, numbers]`` as ``[rows, width]``."""
+        places = values.long() + self.offsets.to(values.device)
+        return torch.zeros(len(values), self.width, device=values.device).scatter_(1, places, 1.0)
+
+
+class Memory(nn.Module):
+    """A recurrent layer whose state the caller keeps, as ``{"state/h": [rows, size], …}``."""
+
+    def __init__(self, kind: str, inputs: int, size: int) -> None:
+        super().__init__()
+        self.lstm = kind == "lstm"
+        self.cell: nn.LSTMCell | nn.GRUCell = (nn.LSTMCell if self.lstm else nn.GRUCell)(inputs, size)
+        for name, weight in self.cell.named_parameters():
+            nn.init.orthogonal_(weight) if weight.dim() > 1 else nn.init.zeros_(weight)
+            if self.lstm and name == "bias_ih":
+                nn.init.ones_(weight[size : 2 * size])  # to remember is the habit, to forget is learned
+        self.out_features = size
+
+    def forward(self, features: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The state after one step; its ``state/h`` is the output."""
+        if self.lstm:
+            h, c = self.cell(features, (state["state/h"], state["state/c"]))
+            return {"state/h": h, "state/c": c}
+        return {"state/h": self.cell(features, state["state/h"])}
+
+    def unroll(self, features: Tensor, state: dict[str, Tensor], first: Tensor, valid: Tensor) -> Tensor:
+        """Outputs ``[steps, rows, size]`` for features ``[steps, rows, …]``.
+
+        The state begins anew where ``first``, and stays as it was after steps that are not ``valid``.
+        """
+        found = []
+        for x, new, moves in zip(features, (~first).float().unsqueeze(-1), valid.unsqueeze(-1), strict=True):
+            before = {name: kept * new for name, kept in state.items()}
+            after = self(x, before)
+            found.append(after["state/h"])
+            state = {name: torch.where(moves, after[name], kept) for name, kept in before.items()}
+        return torch.stack(found)
 
 
 def fast_bfloat16() -> bool:

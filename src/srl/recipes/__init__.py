@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from srl import envs
+from srl.algorithms.dqn import DQN
 from srl.algorithms.ppo import PPO
 from srl.core.errors import UnknownName
-from srl.experiment import Actors, Experiment
+from srl.envs.recall import Recall
+from srl.experiment import Actors, Evaluator, Experiment, Trainer
+from srl.workers.opponents import Opponent
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,119 @@ def _pong() -> Experiment:
     )
 
 
+def _cartpole_dqn() -> Experiment:
+    return Experiment(
+        env=envs.gym("CartPole-v1"),
+        algorithm=DQN(
+            lr=1e-3,
+            anneal_steps=60_000,
+            hidden=(256, 256),
+            activation="relu",
+            minibatch=64,
+            samples_per_insert=16,
+            n_step=3,
+            target_every=128,
+            epsilon=0.04,
+            epsilon_spread=0.5,
+            epsilon_steps=8_000,
+            replay_steps=100_000,
+        ),
+        actors=Actors(envs=8),
+        evaluator=Evaluator(count=1, seconds=3),
+        steps=60_000,
+    )
+
+
+def _pendulum() -> Experiment:
+    return Experiment(
+        env=envs.gym("Pendulum-v1"),
+        algorithm=PPO(
+            lr=1e-3,
+            horizon=128,
+            epochs=10,
+            minibatch=256,
+            gamma=0.9,
+            anneal_steps=600_000,
+            normalize_obs=True,
+            normalize_return=True,
+        ),
+        actors=Actors(envs=16),
+        steps=400_000,
+    )
+
+
+def _recall() -> Experiment:
+    return Experiment(
+        env=envs.gym(Recall),
+        algorithm=PPO(lr=2e-3, horizon=40, chunk=40, epochs=4, minibatch=640, entropy=0.01, memory="lstm"),
+        actors=Actors(envs=64),
+        steps=150_000,
+    )
+
+
+def _simple_spread() -> Experiment:
+    return Experiment(
+        env=envs.pettingzoo("mpe2.simple_spread_v3"),
+        algorithm=_mpe(entropy=0.01),
+        actors=Actors(envs=32),
+        steps=1_000_000,
+    )
+
+
+def _simple_tag() -> Experiment:
+    return Experiment(
+        env=envs.pettingzoo("mpe2.simple_tag_v3"),
+        algorithm={"predators": _mpe(entropy=0.01), "prey": _mpe(entropy=0.01)},
+        agents={"adversary*": "predators", "agent*": "prey"},
+        actors=Actors(envs=32),
+        steps=150_000,
+    )
+
+
+def _mpe(entropy: float) -> PPO:
+    return PPO(
+        lr=7e-4,
+        horizon=50,
+        epochs=8,
+        minibatch=800,
+        gamma=0.95,
+        entropy=entropy,
+        normalize_obs=True,
+        normalize_return=True,
+    )
+
+
+def _tictactoe() -> Experiment:
+    return Experiment(
+        env=envs.pettingzoo("pettingzoo.classic.tictactoe_v3", roles=("learner", "opponent")),
+        algorithm={
+            "player": PPO(
+                lr=1e-3,
+                horizon=32,
+                epochs=4,
+                minibatch=512,
+                gamma=1.0,
+                entropy=0.02,
+                hidden=(128, 128),
+                anneal_steps=10**6,
+            )
+        },
+        agents={"learner": "player", "opponent": "past"},
+        opponents={"past": Opponent(of="player", rule="prioritized", pool=8)},
+        actors=Actors(envs=64),
+        trainer=Trainer(past_every=40),
+        steps=1_000_000,
+    )
+
+
 RECIPES = {
     "cartpole": Recipe("balance a pole; half a minute", "", _cartpole),
+    "cartpole-dqn": Recipe("the same by deep Q-learning from a replay buffer; a minute", "", _cartpole_dqn),
+    "pendulum": Recipe("swing up a pendulum with continuous actions; a minute", "", _pendulum),
+    "recall": Recipe("remember a cue: an LSTM where nothing else can help; a minute", "", _recall),
+    "simple-spread": Recipe("three agents, one policy, cover three places; minutes", "multiagent", _simple_spread),
+    "simple-tag": Recipe("predators and prey: two policies learn at once; minutes", "multiagent", _simple_tag),
+    "tictactoe": Recipe("self-play against past versions; minutes", "multiagent", _tictactoe),
     "halfcheetah": Recipe("MuJoCo: run fast; ten minutes", "mujoco", _halfcheetah),
     "pong": Recipe("Atari from pixels; an hour", "atari", _pong),
 }

@@ -13,6 +13,7 @@ Old versions without a tag are removed, all but the newest few.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -102,11 +103,13 @@ class CheckpointStore:
             return {} if newest is None else {"latest": newest}
 
     def tag(self, name: str, version: int) -> None:
-        """Let ``name`` stand for ``version`` from now on."""
-        partial = self.folder / f".{_TAGS}.{os.getpid()}"
-        partial.write_text(json.dumps({**self.tags(), name: version}))
-        _sync(partial)
-        partial.replace(self.folder / _TAGS)
+        """Let ``name`` stand for ``version`` from now on. Trainer and evaluator may both do this at any time."""
+        with open(self.folder / f".{_TAGS}.lock", "w", encoding="ascii") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            partial = self.folder / f".{_TAGS}.partial"
+            partial.write_text(json.dumps({**self.tags(), name: version}))
+            _sync(partial)
+            partial.replace(self.folder / _TAGS)
 
     def versions(self) -> list[int]:
         """The versions there are, oldest first."""

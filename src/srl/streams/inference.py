@@ -14,12 +14,17 @@ from typing import Any
 import numpy as np
 
 from srl.core.memory import Doorbell, Segment
-from srl.core.slab import Layout, Slab
-from srl.core.specs import Arrays
+from srl.core.slab import KEEP, BlockSpec, Layout, Slab
+from srl.core.specs import Array, Arrays
 from srl.streams.protocols import Requests
 
-Act = Callable[[Arrays, int], tuple[Arrays, int] | None]
-"""(observations ``[rows, …]``, least version) -> (outputs ``[rows, …]``, version used), None: no such version yet"""
+Act = Callable[[Arrays, int, int], tuple[Arrays, Any] | None]
+"""(inputs ``[rows, …]``, what the step is, least version) -> (outputs, version used), None: no such version yet"""
+
+
+def mark(spec: BlockSpec, step: Any) -> Any:
+    """What the (block, step) entry or entries ``step`` are to a policy with memory."""
+    return spec.kinds[step % (spec.horizon + 1)]
 
 
 class InferenceBoard:
@@ -78,6 +83,9 @@ class BoardClient:
         """See :class:`~srl.streams.protocols.InferenceClient`."""
         return not self.ready()
 
+    def ended(self, rows: Array, returns: Array) -> None:
+        """See :class:`~srl.streams.protocols.InferenceClient`."""
+
     def pollable(self) -> Any:
         """See :class:`~srl.streams.protocols.InferenceClient`."""
         return self.board.bells[self.index]
@@ -102,13 +110,15 @@ class BoardServer:
             return None
         clients = mine[pending]
         steps = board.step[clients]
-        obs = {name: read_rows(board.slab.steps[name], steps) for name in board.slab.spec.observations}
-        return Requests(clients, asked[pending], steps, int(board.version[clients].max()), obs)
+        obs = {name: read_rows(board.slab.steps[name], steps) for name in board.slab.spec.inputs}
+        marks = mark(board.slab.spec, steps)
+        return Requests(clients, asked[pending], steps, marks, int(board.version[clients].max()), obs)
 
     def reply(self, requests: Requests, outputs: Arrays, version: int) -> None:
         """See :class:`~srl.streams.protocols.InferenceServer`."""
         board = self.board
         write_rows(board.slab, requests.steps, outputs, version)
+        write_states(board.slab, requests, outputs)
         board.answered[requests.clients] = requests.sequences
         for bell in {board.bells[client] for client in requests.clients.tolist()}:
             bell.ring()
@@ -124,8 +134,10 @@ class BoardServer:
 class LocalInference:
     """Inline inference: the policy sits in the actor and works on views of the block itself."""
 
-    def __init__(self, slab: Slab, act: Act, pollable: Any) -> None:
-        self.slab, self._act, self._pollable = slab, act, pollable
+    def __init__(
+        self, slab: Slab, act: Act, pollable: Any, ended: Callable[[Array, Array], None] = lambda *_: None
+    ) -> None:
+        self.slab, self._act, self._pollable, self._ended = slab, act, pollable, ended
         self._pending: tuple[int, int] | None = None
 
     def submit(self, step: int, version: int) -> None:
@@ -137,19 +149,21 @@ class LocalInference:
         if self._pending is None:
             return True
         step, version = self._pending
-        answer = self._act({name: self.slab.steps[name][step] for name in self.slab.spec.observations}, version)
+        kind = int(mark(self.slab.spec, step))
+        answer = self._act({name: self.slab.steps[name][step] for name in self.slab.spec.inputs}, kind, version)
         if answer is None:
             return False
-        outputs, used = answer
-        for name, value in outputs.items():
-            self.slab.steps[name][step] = value
-        self.slab.steps["version"][step] = used
+        write_step(self.slab, step, kind, *answer)
         self._pending = None
         return True
 
     def waiting(self) -> bool:
         """See :class:`~srl.streams.protocols.InferenceClient`."""
         return self._pending is not None
+
+    def ended(self, rows: Array, returns: Array) -> None:
+        """See :class:`~srl.streams.protocols.InferenceClient`."""
+        self._ended(rows, returns)
 
     def pollable(self) -> Any:
         """See :class:`~srl.streams.protocols.InferenceClient`."""
@@ -168,7 +182,32 @@ def read_rows(field: Any, steps: Any) -> Any:
 
 def write_rows(slab: Slab, steps: Any, outputs: Arrays, version: int) -> None:
     """Write ``outputs`` (``[len(steps) * rows, …]``) and the version beside the observations."""
-    for name, value in outputs.items():
-        field = slab.steps[name]
-        field[steps] = value.reshape(len(steps), *field.shape[1:])
+    for name, field in slab.steps.items():
+        if name in outputs:
+            field[steps] = outputs[name].reshape(len(steps), *field.shape[1:])
     slab.steps["version"][steps] = version
+
+
+def write_states(slab: Slab, requests: Requests, outputs: Arrays) -> None:
+    """Write the memory the policy had where a chunk begins."""
+    for name in slab.spec.state if (requests.marks == KEEP).any() else ():
+        parts = outputs[name].reshape(len(requests.steps), *slab.arrays[name].shape[2:])
+        for i in np.flatnonzero(requests.marks == KEEP).tolist():
+            state_at(slab, name, int(requests.steps[i]))[...] = parts[i]
+
+
+def write_step(slab: Slab, step: int, kind: int, outputs: Arrays, version: Any) -> None:
+    """Write the ``outputs`` (``[rows, …]``) of one request."""
+    for name, field in slab.steps.items():
+        if name in outputs:
+            field[step] = outputs[name]
+    slab.steps["version"][step] = version
+    for name in slab.spec.state if kind == KEEP else ():
+        state_at(slab, name, step)[...] = outputs[name]
+
+
+def state_at(slab: Slab, name: str, step: int) -> Array:
+    """Where a block keeps the memory of the chunk that begins at (block, step) entry ``step``."""
+    block, place = divmod(step, slab.spec.horizon + 1)
+    found: Array = slab.arrays[name][block, place // slab.spec.chunk]
+    return found

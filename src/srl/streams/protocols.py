@@ -75,6 +75,12 @@ class SampleConsumer(Protocol):
     def release(self, blocks: Sequence[Full]) -> None:
         """These blocks may be written again."""
 
+    def free(self) -> list[int]:
+        """Blocks that nobody has."""
+
+    def hold(self, blocks: Sequence[int]) -> list[Full]:
+        """Take free blocks as if they had come full, for contents restored from elsewhere."""
+
     def state(self) -> State:
         """What an exact resume needs: full blocks that wait, and how much was granted to whom."""
 
@@ -103,6 +109,9 @@ class InferenceClient(Protocol):
     def waiting(self) -> bool:
         """True while a request is open. Does nothing else, unlike :meth:`ready`."""
 
+    def ended(self, rows: Array, returns: Array) -> None:
+        """The episodes of these rows have ended with these returns, before the next request."""
+
     def pollable(self) -> Any:
         """Readable when :meth:`ready` may have changed; None if submit answers at once."""
 
@@ -117,6 +126,8 @@ class Requests:
     clients: Array
     sequences: Array
     steps: Array
+    marks: Array
+    """What each request's step is to a policy with memory: PLAIN, KEEP or PEEK."""
     version: int
     obs: Arrays
 

@@ -191,6 +191,16 @@ class BoardConsumer:
         """See :class:`~srl.streams.protocols.SampleConsumer`."""
         self.board.state[[full.block for full in blocks]] = FREE
 
+    def free(self) -> list[int]:
+        """See :class:`~srl.streams.protocols.SampleConsumer`."""
+        found: list[int] = np.flatnonzero(self.board.state == FREE).tolist()
+        return found
+
+    def hold(self, blocks: Sequence[int]) -> list[Full]:
+        """See :class:`~srl.streams.protocols.SampleConsumer`."""
+        self.board.state[list(blocks)] = HELD
+        return [Full(block, -1, 0, block) for block in blocks]
+
     def levels(self) -> tuple[int, int]:
         """See :class:`~srl.streams.protocols.SampleConsumer`."""
         self._collect()
@@ -208,6 +218,7 @@ class BoardConsumer:
 
     def state(self) -> State:
         """The full blocks that wait, and who was granted how much: what an exact resume needs."""
+        self._collect()
         filling = np.bincount(self.board.owner[self.board.state == GRANTED], minlength=self.board.producers)
         whole = State({"granted": self.board.granted.copy(), "filling": filling})
         for place, full in enumerate(self._ready):

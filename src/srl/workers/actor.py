@@ -16,7 +16,7 @@ import numpy as np
 from srl.core.seeding import derive
 from srl.core.specs import Array, Arrays
 from srl.core.worker import Metrics, Progress, State, Worker
-from srl.envs.base import EnvConfig, Environment, StepViews
+from srl.envs.base import EnvConfig, Environment, Observed, StepViews
 from srl.streams.protocols import Grant, InferenceClient, InferenceStream, SampleProducer, SampleStream
 from srl.streams.wait import wait
 
@@ -37,107 +37,124 @@ class Group:
     def __init__(self, route: Route, client: InferenceClient, samples: SampleProducer, metrics: Metrics) -> None:
         self.policy, self.client, self.samples, self.metrics = route.policy, client, samples, metrics
         self.spec = samples.slab.spec
-        self.actions = [name for name in self.spec.outputs if name.split("/")[0] == "action"]
         self.grant: Grant | None = None
         self.block: Arrays = {}
-        #: the observation a new block starts with
-        self.first = {name: np.zeros_like(samples.slab.arrays[name][0, 0]) for name in self.spec.observations}
+        self.step = -1  # -1: no block yet
+        #: the observation a new block starts with, and its flags
+        carried = (*self.spec.observations, "first", "valid")
+        self.carried = {name: np.zeros_like(samples.slab.arrays[name][0, 0]) for name in carried}
         #: the beginning of a block saved by an earlier run, and whether its last step still lacks an action
         self.saved: Arrays = {}
         self.saved_waiting = False
         self.returns: Array = np.zeros(self.spec.rows)
         self.lengths: Array = np.zeros(self.spec.rows, np.int64)
 
-    def acquire(self) -> bool:
-        """Get a block to fill, if this group has none."""
-        if self.grant is None:
-            self.grant = self.samples.acquire()
-            if self.grant is not None:
-                self.block = self.samples.slab.block(self.grant.block)
-        return self.grant is not None
+    def prepare(self) -> str:
+        """Nothing if the actions of the next step are there, else what this group waits for."""
+        if self.step < 0 and not self._begin():
+            return "parameters"
+        if not self.client.ready():
+            return "inference"
+        if self.step < self.spec.horizon:
+            return ""
+        self._finish()
+        return self.prepare()
 
-    def ask(self, step: int) -> None:
-        """Ask for the actions of one step."""
-        assert self.grant is not None
-        self.client.submit(self.grant.block * (self.spec.horizon + 1) + step, self.grant.version)
+    def actions(self) -> Arrays:
+        """The actions of the next step."""
+        return {name: self.block[name][self.step] for name in self.spec.actions}
 
-    def views(self, step: int) -> StepViews:
-        """Where the environment writes what comes of ``step``."""
-        block = self.block
+    def views(self) -> StepViews:
+        """Where the environment writes what comes of the next step."""
+        block, step = self.block, self.step
+        after = self.observed({name: block[name][step + 1] for name in self.carried})
         return StepViews(
-            {name: block[name][step + 1] for name in self.spec.observations},
-            block["reward"][step],
-            block["terminated"][step],
-            block["truncated"][step],
-            block["valid"][step],
+            after, block["reward"][step], block["terminated"][step], block["truncated"][step], block["valid"][step]
         )
 
-    def count(self, views: StepViews) -> int:
-        """Keep the books of the running episodes; the number of agent steps taken."""
+    def observed(self, fields: Arrays) -> Observed:
+        """Where the environment writes an observation."""
+        return Observed({name: fields[name] for name in self.spec.observations}, fields["first"], fields["valid"])
+
+    def stepped(self, views: StepViews) -> int:
+        """Keep the books of the running episodes and ask for the next actions; the number of agent steps taken."""
         self.returns += views.reward
         self.lengths += views.valid
         ended = np.flatnonzero(views.terminated | views.truncated)
         if len(ended):
-            found = zip(self.returns[ended].tolist(), self.lengths[ended].tolist(), strict=True)
-            self.metrics.episodes.extend((self.policy, value, length) for value, length in found)
+            versions = self.block["version"][self.step][ended].tolist()
+            found = zip(self.returns[ended].tolist(), self.lengths[ended].tolist(), versions, strict=True)
+            self.metrics.episodes.extend((self.policy, *episode) for episode in found)
+            self.client.ended(ended, self.returns[ended])
             self.returns[ended] = 0
             self.lengths[ended] = 0
+        self.step += 1
+        self._ask()
         return int(np.count_nonzero(views.valid))
 
-    def finish(self) -> None:
+    def _ask(self) -> None:
+        assert self.grant is not None
+        self.client.submit(self.grant.block * (self.spec.horizon + 1) + self.step, self.grant.version)
+
+    def _begin(self) -> bool:
+        """Begin a block, if one is granted."""
+        self.grant = self.samples.acquire()
+        if self.grant is None:
+            return False
+        self.block, self.step = self.samples.slab.block(self.grant.block), 0
+        for name, kept in self.carried.items():
+            self.block[name][0] = kept
+        for name, part in self.saved.items():
+            self.block[name][: len(part)] = part
+        if self.saved:
+            self.step = len(self.saved["reward"]) - 1
+        if not self.saved or self.saved_waiting:
+            self._ask()
+        self.saved = {}
+        return True
+
+    def _finish(self) -> None:
         """Hand the full block over, keeping the observation the next one starts with."""
         assert self.grant is not None
-        for name, kept in self.first.items():
+        for name, kept in self.carried.items():
             np.copyto(kept, self.block[name][-1])
         self.samples.commit(self.grant.block)
-        self.grant, self.block = None, {}
+        self.grant, self.block, self.step = None, {}, -1
+
+    def state(self) -> State:
+        """Running episodes and the block under construction."""
+        whole = State({"returns": self.returns.copy(), "lengths": self.lengths.copy()})
+        whole.put("carried", State({name: kept.copy() for name, kept in self.carried.items()}))
+        ends = dict.fromkeys(self.spec.state, -(-(self.step + 1) // max(self.spec.chunk, 1)))
+        built = {name: field[: ends.get(name, self.step + 1)].copy() for name, field in self.block.items()}
+        whole.put("block", State(built))
+        whole.values["waiting"] = self.client.waiting()
+        return whole
+
+    def load_state(self, state: State) -> None:
+        """Go on where ``state`` was taken."""
+        self.returns[:], self.lengths[:] = state.arrays["returns"], state.arrays["lengths"]
+        for name, kept in state.under("carried").arrays.items():
+            self.carried[name][...] = kept
+        self.saved, self.saved_waiting = state.under("block").arrays, state.values["waiting"]
 
 
 class Slot:
     """One vector of the ring."""
 
-    def __init__(self, env: Environment, groups: Sequence[Group], metrics: Metrics) -> None:
-        self.env, self.groups, self.metrics = env, groups, metrics
-        self.horizon = groups[0].spec.horizon
-        self.step = -1  # -1: no block yet
+    def __init__(self, env: Environment, groups: Sequence[Group]) -> None:
+        self.env, self.groups = env, groups
         self.blocked_on = ""
 
     def advance(self) -> int | None:
         """Do one step if that is possible now; the number of agent steps taken (0: all were resets), None if not."""
-        if self.step < 0 and not self._begin():
-            self.blocked_on = "parameters"
+        blocked = [reason for group in self.groups if (reason := group.prepare())]
+        if blocked:
+            self.blocked_on = min(blocked)  # "inference" before "parameters"
             return None
-        if not all(group.client.ready() for group in self.groups):
-            self.blocked_on = "inference"
-            return None
-        if self.step == self.horizon:
-            for group in self.groups:
-                group.finish()
-            self.step = -1
-            return self.advance()
-        actions = [{name: group.block[name][self.step] for name in group.actions} for group in self.groups]
-        views = [group.views(self.step) for group in self.groups]
-        self.env.step(actions, views)
-        self.step += 1
-        for group in self.groups:
-            group.ask(self.step)
-        return sum(group.count(view) for group, view in zip(self.groups, views, strict=True))
-
-    def _begin(self) -> bool:
-        missing = [group for group in self.groups if not group.acquire()]
-        if missing:
-            return False
-        self.step = 0
-        for group in self.groups:
-            for name, first in group.first.items():
-                group.block[name][0] = first
-            for name, part in group.saved.items():
-                group.block[name][: len(part)] = part
-                self.step = len(part) - 1
-            if not group.saved or group.saved_waiting:
-                group.ask(self.step)
-            group.saved = {}
-        return True
+        views = [group.views() for group in self.groups]
+        self.env.step([group.actions() for group in self.groups], views)
+        return sum(group.stepped(view) for group, view in zip(self.groups, views, strict=True))
 
 
 class ActorWorker(Worker):
@@ -164,19 +181,27 @@ class ActorWorker(Worker):
                 groups.append(Group(route, client, samples, self.metrics))
             env = self.env.make(self.copies)
             env.bind([route.agents for route in self.routes])
-            env.reset(derive(self.seed, self.name, place, self.incarnation), [group.first for group in groups])
-            self.slots.append(Slot(env, groups, self.metrics))
+            seed = derive(self.seed, self.name, place, self.incarnation)
+            env.reset(seed, [group.observed(group.carried) for group in groups])
+            self.slots.append(Slot(env, groups))
 
     def poll(self, timeout: float) -> Progress:
         """See :class:`Worker`: one step of every vector whose actions are there."""
         taken = [steps for slot in self.slots if (steps := slot.advance()) is not None]
         if taken:
             self.metrics.add("steps", sum(taken))
+            for slot in self.slots:
+                self.metrics.take(slot.env.measured, slot.env.notes)
         elif timeout > 0:
             reason = min(slot.blocked_on for slot in self.slots)  # "inference" before "parameters"
             with self.metrics.wait(reason):
                 wait(self._pollables(), timeout)
         return Progress(sum(taken))
+
+    def tell(self, values: dict[str, Any]) -> None:
+        """See :class:`Worker`."""
+        for slot in self.slots:
+            slot.env.configure(values)
 
     def _pollables(self) -> list[Any]:
         groups = [group for slot in self.slots for group in slot.groups]
@@ -199,12 +224,7 @@ class ActorWorker(Worker):
                 return None
             whole.put(f"{place}/env", env)
             for group in slot.groups:
-                part = State({"returns": group.returns.copy(), "lengths": group.lengths.copy()})
-                part.put("first", State({name: kept.copy() for name, kept in group.first.items()}))
-                built = {name: field[: slot.step + 1].copy() for name, field in group.block.items() if slot.step >= 0}
-                part.put("block", State(built))
-                part.values["waiting"] = group.client.waiting()
-                whole.put(f"{place}/{group.policy}", part)
+                whole.put(f"{place}/{group.policy}", group.state())
         for route in self.routes:
             saved = getattr(route.inference, "state", None)
             if saved is not None:
@@ -216,11 +236,7 @@ class ActorWorker(Worker):
         for place, slot in enumerate(self.slots):
             slot.env.load_state(state.under(f"{place}/env"))
             for group in slot.groups:
-                part = state.under(f"{place}/{group.policy}")
-                group.returns[:], group.lengths[:] = part.arrays["returns"], part.arrays["lengths"]
-                for name, kept in part.under("first").arrays.items():
-                    group.first[name][...] = kept
-                group.saved, group.saved_waiting = part.under("block").arrays, part.values["waiting"]
+                group.load_state(state.under(f"{place}/{group.policy}"))
         for route in self.routes:
             part = state.under(f"inference/{route.policy}")
             if part.arrays:

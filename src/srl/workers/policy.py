@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from srl.algorithms.base import Algorithm
 from srl.core.seeding import derive
-from srl.core.slab import Slab
+from srl.core.slab import PEEK, Slab
 from srl.core.specs import Arrays, Spaces
 from srl.core.worker import Progress, State, Worker
 from srl.streams.inference import LocalInference
@@ -29,8 +31,11 @@ class PolicyWorker(Worker):
         parameters: ParameterStream,
         seed: int,
         threads: int,
+        clients: int,
+        rows: int,
     ) -> None:
         super().__init__(name)
+        self.clients, self.rows = clients, rows
         self.index, self.algorithm, self.spaces, self.seed, self.threads = index, algorithm, spaces, seed, threads
         self.inference, self.parameters = inference, parameters
         self.server: InferenceServer
@@ -43,7 +48,8 @@ class PolicyWorker(Worker):
         from srl.policies.host import PolicyHost
 
         torch.set_num_threads(self.threads)
-        self.host = PolicyHost(self.algorithm, self.spaces, derive(self.seed, self.name))
+        seed = derive(self.seed, self.name)
+        self.host = PolicyHost(self.algorithm, self.spaces, seed, clients=self.clients, rows=self.rows)
         self.server = self.inference.server(self.index)
         self.reader = self.parameters.reader()
 
@@ -57,7 +63,7 @@ class PolicyWorker(Worker):
                     wait(pollables, timeout if requests is None else min(timeout, 0.005))
             return Progress()
         self.host.refresh(self.reader)
-        outputs = self.host.act(requests.obs)
+        outputs = self.host.act(requests.obs, requests.clients, requests.marks == PEEK)
         self.server.reply(requests, outputs, self.host.version)
         rows = len(next(iter(outputs.values())))
         self.metrics.add("rows", rows)
@@ -82,10 +88,17 @@ class InlineInference:
     """The inference stream without a policy worker: the actor that opens it hosts the policy itself."""
 
     def __init__(
-        self, algorithm: Algorithm, spaces: Spaces, parameters: ParameterStream, seed: int, threads: int
+        self,
+        algorithm: Algorithm,
+        spaces: Spaces,
+        parameters: ParameterStream,
+        seed: int,
+        threads: int,
+        clients: int,
+        rows: int,
     ) -> None:
         self.algorithm, self.spaces, self.parameters = algorithm, spaces, parameters
-        self.seed, self.threads = seed, threads
+        self.seed, self.threads, self.clients, self.rows = seed, threads, clients, rows
         self._host: Any = None
 
     def client(self, index: int, slab: Slab, incarnation: int) -> LocalInference:
@@ -96,22 +109,25 @@ class InlineInference:
             from srl.policies.host import PolicyHost
 
             torch.set_num_threads(self.threads)
-            self._host = PolicyHost(self.algorithm, self.spaces, derive(self.seed, incarnation))
+            seed = derive(self.seed, incarnation)
+            self._host = PolicyHost(self.algorithm, self.spaces, seed, clients=self.clients, rows=self.rows)
             self._reader = self.parameters.reader()
-        return LocalInference(slab, self._act, self._reader.pollable())
+        me = np.array([index])
+
+        def act(inputs: Arrays, kind: int, version: int) -> tuple[Arrays, int] | None:
+            if self._reader.newest() < version:
+                return None
+            self._host.refresh(self._reader)
+            return self._host.act(inputs, me, np.array([kind == PEEK])), self._host.version
+
+        return LocalInference(slab, act, self._reader.pollable())
 
     def server(self, index: int) -> InferenceServer:
         """There is none."""
         raise RuntimeError("inline inference has no policy worker")
 
-    def _act(self, obs: Arrays, version: int) -> tuple[Arrays, int] | None:
-        if self._reader.newest() < version:
-            return None
-        self._host.refresh(self._reader)
-        return self._host.act(obs), self._host.version
-
     def state(self) -> State:
-        """The state of the hosted policy's random generator."""
+        """The state of the hosted policy."""
         found: State = self._host.state()
         return found
 

@@ -6,6 +6,7 @@ with older weights, and admission counts from this start, so a resumed run admit
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 
 from srl.algorithms.base import Algorithm, Learner
 from srl.core.admission import capacity
+from srl.core.errors import TrainingError
 from srl.core.seeding import derive
 from srl.core.slab import Batch
 from srl.core.specs import Spaces
@@ -22,6 +24,7 @@ from srl.core.worker import Progress, State, Worker
 from srl.services.checkpoints import CheckpointStore
 from srl.streams.protocols import Full, ParameterStream, SampleStream
 from srl.workers.batches import BatchSource
+from srl.workers.opponents import PAST
 
 _FIRST_SAVE = 10.0
 """Seconds after which a new run is saved for the first time, so that a crash early on is not a new start."""
@@ -45,6 +48,12 @@ class TrainerPlan:
     checkpoint_seconds: float
     resume: str | None
     """Tag or version to go on from."""
+    past_every: int = 0
+    """Updates between two versions that are tagged for opponents to play (0: none is)."""
+    foreign: bool = False
+    """Whether samples of other policies come too: versions of those say nothing about how stale a sample is."""
+    nonfinite: str = "stop"
+    """What to do about an update that gives NaN or Inf: stop the run, or skip the batch."""
 
 
 class TrainerWorker(Worker):
@@ -62,10 +71,13 @@ class TrainerWorker(Worker):
         parameters: ParameterStream,
         checkpoints: CheckpointStore | None,
         plan: TrainerPlan,
+        priorities: SampleStream | None = None,
     ) -> None:
+        """``priorities`` is where a buffer hears how much is still to be learned from its samples."""
         super().__init__(name)
         self.policy, self.algorithm, self.spaces, self.plan = policy, algorithm, spaces, plan
         self.samples, self.parameters, self.checkpoints = samples, parameters, checkpoints
+        self.priorities = priorities
         self.version, self.steps, self.updates = 0, 0, 0
         self.peers: Callable[[], State | None] = lambda: None
         """State of the other workers, where the launcher can have it; saved along for an exact resume."""
@@ -85,6 +97,7 @@ class TrainerWorker(Worker):
         self.learner = self.algorithm.learner(self.spaces, derive(self.plan.seed, self.name), device)
         self.consumer = self.samples.consumer()
         self.writer = self.parameters.writer()
+        self.feedback = self.priorities.producer(0, self.incarnation) if self.priorities is not None else None
         resume = self.plan.resume
         if self.restarted and self.checkpoints is not None and self.checkpoints.versions():
             resume = "latest"
@@ -95,6 +108,7 @@ class TrainerWorker(Worker):
         self.before = self.learner.state()
         self._saved = self.version if resume is not None else -1
         self._saved_at = time.monotonic()
+        self._past_due = self.plan.past_every > 0 and resume is None
         self.metrics.counters.update(steps=self.steps, updates=self.updates)
         self.source = BatchSource(self.consumer, self.learner, self.plan.batch, self._stale, self.metrics)
         if self.plan.prefetch:
@@ -102,13 +116,13 @@ class TrainerWorker(Worker):
         self._admit()
 
     def poll(self, timeout: float) -> Progress:
-        """See :class:`Worker`: one update, if there is a batch."""
-        if self.steps >= self.plan.steps:
-            return Progress(done=True)
+        """See :class:`Worker`: one update, if there is a batch. Who is done goes on: others may still need it."""
+        if self._past_due:
+            self._tag_past()
         self._admit()
         ready = self.source.get(timeout)
         if ready is None:
-            return Progress()
+            return Progress(done=self.steps >= self.plan.steps)
         trained = self._train(*ready)
         due = min(self.plan.checkpoint_seconds, _FIRST_SAVE) if self._saved < 0 else self.plan.checkpoint_seconds
         if time.monotonic() - self._saved_at >= due:
@@ -116,12 +130,20 @@ class TrainerWorker(Worker):
         return Progress(trained, done=self.steps >= self.plan.steps)
 
     def _train(self, batch: Batch, prepared: Any, taken: list[Full]) -> int:
-        steps = int(np.count_nonzero(batch.slab.arrays["valid"][batch.blocks, :-1]))
+        arrays = batch.slab.arrays
+        counted = arrays.get("inserted")  # a replay says how many steps are new; else all are
+        steps = int(np.sum(arrays["valid"][batch.blocks, :-1] if counted is None else counted[batch.blocks, :-1]))
         for use in range(self.algorithm.reuse):
             staleness = self.version - self._versions(batch.blocks)
             found = self.learner.train(prepared, self.steps, self._abandon)
             if found is None:
                 return 0
+            wrong = self._wrong(found)
+            if wrong:
+                self._undo(wrong)
+                self.source.release(taken)
+                return 0
+            self._prioritize(batch)
             self.version += 1
             self.updates += 1
             if use == self.algorithm.reuse - 1:
@@ -131,14 +153,56 @@ class TrainerWorker(Worker):
             self.before = self.learner.state()
             found.update(staleness=float(staleness.mean()), staleness_max=float(staleness.max()))
             self.metrics.gauges.update({f"train/{name}": value for name, value in found.items()})
+            if self.plan.past_every and self.updates % self.plan.past_every == 0:
+                self._tag_past()
         self._admit()
         self.metrics.counters.update(steps=self.steps, updates=self.updates)
         return steps
+
+    def _prioritize(self, batch: Batch) -> None:
+        """Send priorities back to the buffer; if it is behind they are not worth waiting for."""
+        if self.feedback is None or self.learner.priorities is None:
+            return
+        grant = self.feedback.acquire()
+        if grant is not None:
+            block = self.feedback.slab.block(grant.block)
+            block["priority"][0] = self.learner.priorities
+            for name in ("index", "stamp"):
+                block[name][0] = batch.slab.arrays[name][batch.blocks[0], 0]
+            self.feedback.commit(grant.block)
+
+    def _wrong(self, found: dict[str, float]) -> str:
+        """What is not finite after an update: some of its numbers, or weights."""
+        from srl.policies.host import arrays_of
+
+        bad = [f"{name} is {value}" for name, value in found.items() if not math.isfinite(value)]
+        weights = arrays_of(self.learner.policy).items()
+        bad += [f"weights {name} are not finite" for name, array in weights if not np.isfinite(array).all()]
+        return ", ".join(bad[:3])
+
+    def _undo(self, wrong: str) -> None:
+        """Take back an update that went wrong, or end the run."""
+        when = f"update {self.updates + 1} (version {self.version}, {self.steps:,} steps)"
+        text = f"{self.name}: {when} went wrong: {wrong}"
+        if self.plan.nonfinite == "stop":
+            raise TrainingError(f"{text}; lower the learning rate, or set trainer.nonfinite to skip such batches")
+        self.learner.load_state(self.before)
+        self.metrics.notes.append(f"{text}; the batch was skipped")
+        self.metrics.add("skipped")
+
+    def _tag_past(self) -> None:
+        """Save this version for opponents to play."""
+        self._past_due = False
+        if self.checkpoints is not None:
+            self.save()
+            self.checkpoints.tag(f"{PAST}{self.version:09d}", self.version)
 
     def _versions(self, blocks: list[int]) -> Any:
         return self.consumer.slab.arrays["version"][blocks, :-1].min(axis=(1, 2))
 
     def _stale(self, block: int) -> bool:
+        if self.plan.foreign:
+            return False
         bound = self.algorithm.max_staleness + self.algorithm.reuse - 1
         return bool(self.version - self._versions([block])[0] > bound)
 
@@ -204,3 +268,5 @@ class TrainerWorker(Worker):
         self.source.close()
         self.consumer.close()
         self.writer.close()
+        if self.feedback is not None:
+            self.feedback.close()
