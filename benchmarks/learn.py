@@ -22,19 +22,23 @@ from perfect_play import losses_to_perfect_play
 from srl.bench import machine
 from srl.config import CONFIG, load
 from srl.experiment import check, checkpoint_store
-from srl.launch.run import evaluate, resume, run
+from srl.launch.run import evaluate, resume, run, saved_seats
 from srl.monitor.console import on_console
 from srl.monitor.sinks import CURVE, draw_curve, read_metrics
 from srl.recipes import RECIPES, recipe
 from srl.workers.opponents import PAST
+from srl.workers.player import Player, play
 
 KEPT = Path(__file__).parent.parent / "docs" / "curves"
 RUNS = Path("runs") / "learn"
 COLUMNS = ("time", "steps", "length_mean", "episodes", "steps_per_second", "version")
 ROWS = 400
-SEEDS = {"simple-spread": (1, 2, 3), "simple-tag": (1, 2, 3), "cartpole-dqn": (1, 2, 3)}
+THREE = (1, 2, 3)
+SEEDS = {"simple-spread": THREE, "simple-tag": THREE, "cartpole-dqn": THREE, "tictactoe": THREE}
 UNTRAINED = f"{PAST}{0:09d}"
 EPISODES = 100
+GAMES = 1000
+OUTCOMES = {"won": 1, "drawn": 0, "lost": -1}
 
 
 def learn(name: str) -> None:
@@ -103,15 +107,21 @@ def measure(name: str, run_dir: Path) -> dict[str, object]:
 
 def judge_player(run_dir: Path) -> dict[str, object]:
     """The player against the version it was after a quarter of its training, and against perfect play."""
-    plan = next(plan for plan in check(load(run_dir)) if not plan.opponent)
+    plans = check(load(run_dir))
+    plan = next(plan for plan in plans if not plan.opponent)
     store = checkpoint_store(run_dir, plan)
     final = store.resolve("latest")
     past = sorted(version for tag, version in store.tags().items() if tag.startswith(PAST))
     quarter = min(past, key=lambda version: abs(version - final / 4))
-    games = {
-        how: asdict(evaluate(run_dir, versus=f"v{quarter}", episodes=1000, sample=how == "sampled"))
-        for how in ("sampled", "greedy")
-    }
+    games = {}
+    for ours, theirs in (("greedy", "sampled"), ("sampled", "sampled"), ("greedy", "greedy")):
+        seats = saved_seats(plans, run_dir, "latest", f"v{quarter}", None, plan.policy)
+        for seat in seats:
+            seat.sample = (ours if seat.policy == plan.policy else theirs) == "sampled"
+        player = Player(load(run_dir).env, seats, GAMES, 1)
+        returns = play(player, GAMES, GAMES, 1)[plan.policy].returns
+        shares = {text: sum(value == sign for value in returns) / GAMES for text, sign in OUTCOMES.items()}
+        games[f"{ours} against {theirs}"] = shares
     lost, played = losses_to_perfect_play(run_dir)
     return {f"against v{quarter}": games, "perfect play": {"lines of play": played, "lost": lost}}
 

@@ -460,11 +460,14 @@ def _check_flows(plans: Sequence[Plan]) -> None:
             if name not in by_name:
                 raise UnknownName(f"policy in samples[{plan.policy!r}]", name, by_name)
             there, here = by_name[name].block, plan.block
-            if (there.horizon, there.rows) != (here.horizon, here.rows) or set(there.fields) - set(here.fields):
+            fits = all(here.fields.get(field) == spec for field, spec in there.fields.items())
+            if (there.horizon, there.rows) != (here.horizon, here.rows) or not fits:
                 raise ConfigError(
                     f"the samples of {plan.policy!r} do not fit the trainer of {name!r}: it needs blocks of "
                     f"{there.horizon} steps and {there.rows} rows with {', '.join(there.fields)}"
                 )
+        if plan.opponent and not plan.opponent.run and plan.spaces != by_name[plan.opponent.of].spaces:
+            raise ConfigError(f"{plan.policy!r} sees or does other things than {plan.opponent.of!r}, whose past it is")
         if not plan.opponent and not any(plan.policy in each.trainers for each in plans):
             raise ConfigError(f"the trainer of {plan.policy!r} gets nobody's samples; see samples")
 

@@ -26,10 +26,13 @@ _KINDS: dict[str, type[Gym] | type[PettingZoo]] = {"gym": Gym, "pettingzoo": Pet
 
 def from_json(config: dict[str, Any]) -> EnvConfig:
     """The config that :meth:`EnvConfig.describe` described."""
-    kind = next((kind for kind in _KINDS if kind in config), None)
+    kind = next((kind for kind in (*_KINDS, "config") if kind in config), None)
     if kind is None:
         raise ConfigError(f"unknown kind of environment in the saved configuration: {sorted(config)}")
     name = config[kind]
     given: dict[str, Any] = {key: value for key, value in config.items() if key != kind}
     given |= {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
+    if kind == "config":
+        made: EnvConfig = callable_from(name)(**given)
+        return made
     return _KINDS[kind](callable_from(name) if name.endswith("()") else name, **given)

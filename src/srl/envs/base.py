@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from srl.core.specs import Array, Arrays, Spaces
@@ -107,6 +107,8 @@ class EnvConfig(ABC):
         """The environment in a word."""
         return str(next(iter(self.describe().values())))
 
-    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Plain JSON, the name first, from which :func:`srl.envs.from_json` makes the same config again."""
+        kind = type(self)
+        given = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        return {"config": f"{kind.__module__}:{kind.__qualname__}", **given}

@@ -10,6 +10,7 @@ from srl.algorithms.dqn import DQN
 from srl.algorithms.ppo import PPO
 from srl.core.errors import UnknownName
 from srl.envs.recall import Recall
+from srl.envs.tictactoe import TicTacToe
 from srl.experiment import Actors, Evaluator, Experiment, Trainer
 from srl.workers.opponents import Opponent
 
@@ -74,22 +75,22 @@ def _cartpole_dqn() -> Experiment:
     return Experiment(
         env=envs.gym("CartPole-v1"),
         algorithm=DQN(
-            lr=1e-3,
-            anneal_steps=60_000,
-            hidden=(256, 256),
+            lr=2e-3,
+            anneal_steps=150_000,
+            horizon=16,
+            hidden=(128, 128),
             activation="relu",
             minibatch=64,
-            samples_per_insert=16,
-            n_step=3,
-            target_every=128,
-            epsilon=0.04,
-            epsilon_spread=0.5,
-            epsilon_steps=8_000,
+            samples_per_insert=8,
+            target_every=200,
+            prioritized=False,
+            epsilon=0.05,
+            epsilon_spread=1.0,
             replay_steps=100_000,
         ),
         actors=Actors(envs=8),
         evaluator=Evaluator(count=1, seconds=3),
-        steps=60_000,
+        steps=150_000,
     )
 
 
@@ -154,24 +155,26 @@ def _mpe(entropy: float) -> PPO:
 
 def _tictactoe() -> Experiment:
     return Experiment(
-        env=envs.pettingzoo("pettingzoo.classic.tictactoe_v3", roles=("learner", "opponent")),
+        env=TicTacToe(),
         algorithm={
             "player": PPO(
-                lr=1e-3,
+                lr=2e-3,
                 horizon=32,
                 epochs=4,
-                minibatch=512,
+                minibatch=1024,
                 gamma=1.0,
-                entropy=0.02,
+                # Advantages as they are: what the bonus is worth beside a win or a loss stays the same all along.
+                normalize_advantage=False,
+                entropy=0.1,
                 hidden=(128, 128),
-                anneal_steps=10**6,
+                anneal_steps=800_000,
             )
         },
         agents={"learner": "player", "opponent": "past"},
-        opponents={"past": Opponent(of="player", rule="prioritized", pool=8)},
-        actors=Actors(envs=64),
-        trainer=Trainer(past_every=40),
-        steps=1_000_000,
+        opponents={"past": Opponent(of="player", rule="uniform", newest=0.8)},
+        actors=Actors(envs=256),
+        trainer=Trainer(past_every=10),
+        steps=800_000,
     )
 
 
@@ -182,7 +185,7 @@ RECIPES = {
     "recall": Recipe("remember a cue: an LSTM where nothing else can help; a minute", "", _recall),
     "simple-spread": Recipe("three agents, one policy, cover three places; minutes", "multiagent", _simple_spread),
     "simple-tag": Recipe("predators and prey: two policies learn at once; minutes", "multiagent", _simple_tag),
-    "tictactoe": Recipe("self-play against past versions; minutes", "multiagent", _tictactoe),
+    "tictactoe": Recipe("self-play against past versions; minutes", "", _tictactoe),
     "halfcheetah": Recipe("MuJoCo: run fast; ten minutes", "mujoco", _halfcheetah),
     "pong": Recipe("Atari from pixels; an hour", "atari", _pong),
 }

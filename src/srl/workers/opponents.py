@@ -22,6 +22,8 @@ from srl.streams.inference import LocalInference
 from srl.streams.protocols import InferenceServer
 
 PAST = "past-"
+_TURNOVER = 0.2
+"""Probability that one version of a full pool gives way to another when an opponent is drawn."""
 _FAIR = 0.1
 """Share that every version keeps under the prioritized rule, however weak it is."""
 
@@ -34,6 +36,8 @@ class Opponent:
     """The policy whose past versions play."""
     rule: Literal["latest", "uniform", "prioritized"] = "uniform"
     """latest: the newest tagged version. uniform: any. prioritized: the more often it wins, the more often it plays."""
+    newest: float = 0.5
+    """Share of episodes against the newest version of all, whatever the rule."""
     pool: int = 4
     """Versions in play at the same time, in one actor."""
     run: str = ""
@@ -57,6 +61,8 @@ class OpponentInference:
         self.seed, self.clients, self.rows = seed, clients, rows
         self.hosts: dict[int, Any] = {}
         self.rng: Any = None
+        self.pool: list[int] = []
+        """Versions that opponents are drawn from just now."""
         self.versions = np.full((clients, rows), -1)
         self.results: dict[int, tuple[int, float]] = {}
         """Games and wins of each version."""
@@ -99,23 +105,27 @@ class OpponentInference:
             known = [self.store.resolve("latest")]
         if not known:
             return False
-        playing = set(np.unique(self.versions[self.versions >= 0]).tolist())
-        # A version not in play may come in as long as there is room for it.
-        free = known if len(playing) < self.opponent.pool else [v for v in known if v in playing] or sorted(playing)
-        newcomer = int(self.rng.choice(free, p=self._shares(free)))
-        drawn = sorted(playing & set(known) | {newcomer})
-        if self.opponent.rule == "latest":
-            drawn = [max(drawn)]
+        self._change_pool(known)
         missing = np.flatnonzero(mine < 0)
-        mine[missing] = self.rng.choice(drawn, len(missing), p=self._shares(drawn))
-        for version in set(self.hosts) - playing - set(mine.tolist()):
+        drawn = self.rng.choice(self.pool, len(missing), p=self._shares(self.pool))
+        mine[missing] = np.where(self.rng.random(len(missing)) < self.opponent.newest, known[-1], drawn)
+        for version in set(self.hosts) - set(self.pool) - set(np.unique(self.versions).tolist()):
             del self.hosts[version]
         return True
 
-    def _shares(self, versions: list[int]) -> Array:
+    def _change_pool(self, known: list[int]) -> None:
+        """Keep the pool full, and now and then let another version in; who leaves plays its episodes to the end."""
+        size = 1 if self.opponent.rule == "latest" else self.opponent.pool
         if self.opponent.rule == "latest":
-            return np.asarray([float(version == max(versions)) for version in versions])
-        if self.opponent.rule == "uniform":
+            self.pool = known[-1:]
+        elif len(self.pool) == size < len(known) and self.rng.random() < _TURNOVER:
+            self.pool.pop(int(self.rng.integers(size)))
+        while len(self.pool) < min(size, len(known)):
+            others = [version for version in known if version not in self.pool]
+            self.pool.append(int(self.rng.choice(others, p=self._shares(others))))
+
+    def _shares(self, versions: list[int]) -> Array:
+        if self.opponent.rule != "prioritized":
             return np.full(len(versions), 1 / len(versions))
         games = [self.results.get(version, (0, 0.0)) for version in versions]
         strength = np.asarray([_FAIR + ((wins + 1) / (played + 2)) ** 2 for played, wins in games])
@@ -133,7 +143,7 @@ class OpponentInference:
 
     def state(self) -> State:
         """Who plays whom, and the random generators."""
-        whole = State({"versions": self.versions.copy()}, {"rng": self.rng.bit_generator.state})
+        whole = State({"versions": self.versions.copy()}, {"rng": self.rng.bit_generator.state, "pool": self.pool})
         whole.values["results"] = {str(version): list(found) for version, found in self.results.items()}
         for version, host in self.hosts.items():
             whole.put(f"host/{version}", host.state())
@@ -142,7 +152,7 @@ class OpponentInference:
     def load_state(self, state: State) -> None:
         """Go on where ``state`` was taken."""
         self.versions[...] = state.arrays["versions"]
-        self.rng.bit_generator.state = state.values["rng"]
+        self.rng.bit_generator.state, self.pool = state.values["rng"], list(state.values["pool"])
         self.results = {int(version): (found[0], found[1]) for version, found in state.values["results"].items()}
         for version in {name.split("/")[0] for name in state.under("host").arrays}:
             self._host(int(version)).load_state(state.under(f"host/{version}"))
