@@ -21,10 +21,10 @@ from perfect_play import losses_to_perfect_play
 
 from srl.bench import machine
 from srl.config import CONFIG, load
-from srl.experiment import check, checkpoint_store
 from srl.launch.run import evaluate, resume, run, saved_seats
 from srl.monitor.console import on_console
 from srl.monitor.sinks import CURVE, draw_curve, read_metrics
+from srl.plan import check, checkpoint_store
 from srl.recipes import RECIPES, recipe
 from srl.workers.opponents import PAST
 from srl.workers.player import Player, play

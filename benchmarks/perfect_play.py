@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from srl.config import load
-from srl.experiment import check, checkpoint_store
+from srl.plan import check, checkpoint_store
 from srl.policies.host import PolicyHost
 
 LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]

@@ -116,7 +116,7 @@ def test_mistakes_on_the_command_line_get_one_line(refused, arguments, words):
 
 
 def test_too_little_shared_memory_says_how_much_is_needed(refused, monkeypatch):
-    monkeypatch.setattr("srl.experiment.available_memory", lambda: 64 * 1024)
+    monkeypatch.setattr("srl.plan.available_memory", lambda: 64 * 1024)
     line = refused("train", "cartpole")
     assert "MiB of shared memory" in line
     assert "only 0 MiB" in line

@@ -8,7 +8,7 @@ import pytest
 import srl
 from srl import envs
 from srl.config import load
-from srl.experiment import check, checkpoint_store
+from srl.plan import check, checkpoint_store
 
 STEPS = 2048
 

@@ -13,9 +13,9 @@ import srl
 from srl import envs
 from srl.algorithms.dqn import DQNLearner
 from srl.core.errors import ConfigError
-from srl.experiment import check
 from srl.launch.run import run
 from srl.monitor.sinks import read_metrics
+from srl.plan import check
 from srl.recipes import recipe
 
 

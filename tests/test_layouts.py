@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 import srl
-from srl.experiment import check, wire
+from srl.experiment import wire
 from srl.launch.local import LocalLauncher
+from srl.plan import check
 from srl.recipes import recipe
 
 LAYOUTS = {
@@ -117,7 +118,7 @@ def test_a_light_actor_process_never_imports_torch():
     code = (
         "import sys, srl, srl.experiment, srl.launch.child, srl.launch.local, srl.envs, srl.recipes, srl.cli\n"
         "import srl.streams.tcp_samples, srl.streams.tcp_inference, srl.streams.tcp_parameters\n"
-        "from srl.experiment import check\n"
+        "from srl.plan import check\n"
         "check(srl.recipe('cartpole'))\n"
         "assert 'torch' not in sys.modules"
     )

@@ -18,10 +18,10 @@ from gymnasium import spaces
 import srl
 from srl import cli, config
 from srl.core.errors import ConfigError
-from srl.experiment import check
 from srl.launch.run import run as launch
 from srl.launch.run import saved_seats
 from srl.monitor.exporters import Prometheus, WandB, gauges
+from srl.plan import check
 from srl.play import play
 from srl.policies.host import PolicyHost
 

@@ -166,7 +166,7 @@ def train(env, run_dir, steps, **hyper):
 
 
 def saved_policy(x, run_dir):
-    from srl.experiment import check, checkpoint_store
+    from srl.plan import check, checkpoint_store
     from srl.policies.host import PolicyHost
 
     plan = check(x)[0]

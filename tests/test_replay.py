@@ -475,7 +475,7 @@ def experiment(env, algorithm, steps, seed=1):
 
 
 def q_values(x, run_dir, obs):
-    from srl.experiment import check, checkpoint_store
+    from srl.plan import check, checkpoint_store
     from srl.policies.host import load_arrays
 
     plan = check(x)[0]

@@ -15,8 +15,8 @@ import srl
 from srl import envs
 from srl.config import load
 from srl.core.errors import ConfigError
-from srl.experiment import check, checkpoint_store
 from srl.monitor.sinks import read_metrics
+from srl.plan import check, checkpoint_store
 from srl.services.checkpoints import CheckpointStore
 from srl.workers.evaluator import Target, read_evaluations
 from srl.workers.opponents import PAST, Opponent, OpponentInference

@@ -468,7 +468,7 @@ def test_a_truncated_episode_is_bootstrapped_from_what_was_allowed_at_its_end(tm
         steps=6_000,
     )
     x.run(tmp_path / "run", quiet=True)
-    from srl.experiment import check, checkpoint_store
+    from srl.plan import check, checkpoint_store
     from srl.policies.host import load_arrays
 
     plan = check(x)[0]

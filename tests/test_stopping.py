@@ -10,7 +10,7 @@ import pytest
 
 from running import eventually, group_of
 from srl.config import load
-from srl.experiment import check, checkpoint_store
+from srl.plan import check, checkpoint_store
 
 LAYOUTS = {
     "inline": ["--launcher", "inline", "--trainer.threads", "1"],

@@ -22,8 +22,8 @@ import torch
 from srl import config
 from srl.core.errors import ConfigError, SrlError, UnknownName
 from srl.core.specs import Array, Arrays, ArraySpec, choices_of, leaves
-from srl.experiment import Plan, check, checkpoint_store
 from srl.monitor.exporters import optional
+from srl.plan import Plan, check, checkpoint_store
 from srl.policies.host import load_arrays
 
 if TYPE_CHECKING:

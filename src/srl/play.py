@@ -17,9 +17,9 @@ import numpy as np
 from srl import config
 from srl.core.errors import ConfigError, UnknownName
 from srl.core.seeding import derive
-from srl.experiment import check
 from srl.launch.run import saved_seats
 from srl.monitor.exporters import optional
+from srl.plan import check
 from srl.workers.player import Player
 
 Draw = Callable[[], None]

@@ -21,10 +21,11 @@ from typing import Any
 from srl import config
 from srl.core.errors import ConfigError, UnknownName
 from srl.core.worker import Worker
-from srl.experiment import Experiment, Plan, check, checkpoint_store, evaluated, opponent_store, wire
+from srl.experiment import Experiment, evaluated, wire
 from srl.monitor.exporters import exporting
 from srl.monitor.monitor import Monitor, Sink
 from srl.monitor.sinks import JsonLines, TensorBoard, draw_curve, read_metrics
+from srl.plan import Plan, check, checkpoint_store, opponent_store
 from srl.workers.evaluator import read_evaluations, sampled, summary
 from srl.workers.player import Player, Scores, Seat, play
 
