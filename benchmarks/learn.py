@@ -5,7 +5,8 @@ python benchmarks/learn.py cartpole pong      these
 python benchmarks/learn.py --collect pong DIR keep the results of a run that was made by hand
 
 Recipes of several agents are run with three seeds, and every policy is also measured against the others as they were
-before training ("untrained"), which act at random. The player of tic-tac-toe meets its own past and a perfect player.
+before training ("untrained"), which act at random. Players of board games meet their own past, that of tic-tac-toe also
+a perfect player.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from perfect_play import losses_to_perfect_play
 
 from srl.bench import machine
 from srl.config import CONFIG, load
+from srl.envs.boards import TicTacToe
 from srl.launch.run import evaluate, resume, run, saved_seats
 from srl.monitor.console import on_console
 from srl.monitor.sinks import CURVE, draw_curve, read_metrics
@@ -100,7 +102,7 @@ def measure(name: str, run_dir: Path) -> dict[str, object]:
             for text, tag in (("", "latest"), (", untrained", UNTRAINED)):
                 given = {"policy": plan.policy, "episodes": episodes, "tag": tag, "versus": UNTRAINED, "sample": True}
                 found[f"{plan.policy}{text}, against untrained"] = asdict(evaluate(run_dir, **given))
-    if name == "tictactoe":
+    if name in ("tictactoe", "connect-four"):
         found.update(judge_player(run_dir))
     return found
 
@@ -122,8 +124,11 @@ def judge_player(run_dir: Path) -> dict[str, object]:
         returns = play(player, GAMES, GAMES, 1)[plan.policy].returns
         shares = {text: sum(value == sign for value in returns) / GAMES for text, sign in OUTCOMES.items()}
         games[f"{ours} against {theirs}"] = shares
-    lost, played = losses_to_perfect_play(run_dir)
-    return {f"against v{quarter}": games, "perfect play": {"lines of play": played, "lost": lost}}
+    found: dict[str, object] = {f"against v{quarter}, a quarter of the training": games}
+    if isinstance(load(run_dir).env, TicTacToe):
+        lost, played = losses_to_perfect_play(run_dir)
+        found["perfect play"] = {"lines of play": played, "lost": lost}
+    return found
 
 
 def main() -> None:

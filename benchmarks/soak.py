@@ -71,7 +71,9 @@ def soak(minutes: float) -> list[dict[str, float]]:
     def watch() -> None:
         begin = time.monotonic()
         while not over.wait(5):
-            rows.append({"seconds": round(time.monotonic() - begin), **look()})
+            found = look()
+            if not over.is_set():  # not while the workers are ending
+                rows.append({"seconds": round(time.monotonic() - begin), **found})
 
     thread = threading.Thread(target=watch)
     thread.start()

@@ -9,8 +9,8 @@ from srl import envs
 from srl.algorithms.dqn import DQN
 from srl.algorithms.ppo import PPO
 from srl.core.errors import UnknownName
+from srl.envs.boards import Board, ConnectFour, TicTacToe
 from srl.envs.recall import Recall
-from srl.envs.tictactoe import TicTacToe
 from srl.experiment import Actors, Evaluator, Experiment, Trainer
 from srl.workers.opponents import Opponent
 
@@ -153,9 +153,9 @@ def _mpe(entropy: float) -> PPO:
     )
 
 
-def _tictactoe() -> Experiment:
+def _self_play(game: Board, entropy: float, hidden: tuple[int, ...], steps: int) -> Experiment:
     return Experiment(
-        env=TicTacToe(),
+        env=game,
         algorithm={
             "player": PPO(
                 lr=2e-3,
@@ -165,17 +165,25 @@ def _tictactoe() -> Experiment:
                 gamma=1.0,
                 # Advantages as they are: what the bonus is worth beside a win or a loss stays the same all along.
                 normalize_advantage=False,
-                entropy=0.1,
-                hidden=(128, 128),
-                anneal_steps=800_000,
+                entropy=entropy,
+                hidden=hidden,
+                anneal_steps=steps,
             )
         },
         agents={"learner": "player", "opponent": "past"},
         opponents={"past": Opponent(of="player", rule="uniform", newest=0.8)},
         actors=Actors(envs=256),
         trainer=Trainer(past_every=10),
-        steps=800_000,
+        steps=steps,
     )
+
+
+def _tictactoe() -> Experiment:
+    return _self_play(TicTacToe(), 0.2, (128, 128), 600_000)
+
+
+def _connect_four() -> Experiment:
+    return _self_play(ConnectFour(), 0.03, (256, 256), 2_000_000)
 
 
 RECIPES = {
@@ -185,7 +193,8 @@ RECIPES = {
     "recall": Recipe("remember a cue: an LSTM where nothing else can help; a minute", "", _recall),
     "simple-spread": Recipe("three agents, one policy, cover three places; minutes", "multiagent", _simple_spread),
     "simple-tag": Recipe("predators and prey: two policies learn at once; minutes", "multiagent", _simple_tag),
-    "tictactoe": Recipe("self-play against past versions; minutes", "", _tictactoe),
+    "tictactoe": Recipe("self-play against past versions; a minute", "", _tictactoe),
+    "connect-four": Recipe("the same on a larger board; ten minutes", "", _connect_four),
     "halfcheetah": Recipe("MuJoCo: run fast; ten minutes", "mujoco", _halfcheetah),
     "pong": Recipe("Atari from pixels; an hour", "atari", _pong),
 }
