@@ -38,6 +38,7 @@ ROWS = 400
 THREE = (1, 2, 3)
 SEEDS = {"simple-spread": THREE, "simple-tag": THREE, "cartpole-dqn": THREE, "tictactoe": THREE}
 UNTRAINED = f"{PAST}{0:09d}"
+TAGS = {"trained": "latest", "untrained": UNTRAINED}
 EPISODES = 100
 GAMES = 1000
 OUTCOMES = {"won": 1, "drawn": 0, "lost": -1}
@@ -99,9 +100,11 @@ def measure(name: str, run_dir: Path) -> dict[str, object]:
             before = evaluate(run_dir, policy=plan.policy, episodes=episodes, tag=UNTRAINED, sample=True)
             found[f"{plan.policy}, untrained"] = asdict(before)
         elif UNTRAINED in tags:
-            for text, tag in (("", "latest"), (", untrained", UNTRAINED)):
-                given = {"policy": plan.policy, "episodes": episodes, "tag": tag, "versus": UNTRAINED, "sample": True}
-                found[f"{plan.policy}{text}, against untrained"] = asdict(evaluate(run_dir, **given))
+            for ours in ("trained", "untrained"):
+                for theirs in ("trained", "untrained"):
+                    tags = {"tag": TAGS[ours], "versus": TAGS[theirs]}
+                    scores = evaluate(run_dir, policy=plan.policy, episodes=episodes, sample=True, **tags)
+                    found[f"{ours} {plan.policy} against {theirs}"] = asdict(scores)
     if name in ("tictactoe", "connect-four"):
         found.update(judge_player(run_dir))
     return found
