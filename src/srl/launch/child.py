@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from srl.core.errors import SrlError
+from srl.core.errors import SrlError, StreamClosed
 from srl.core.worker import Worker
 
 REPORT_EVERY = 0.25
@@ -55,6 +55,13 @@ class Link:
     def ending(self) -> float | None:
         """Since when the run is ending."""
         return self.ending_since
+
+    def is_ending_soon(self) -> bool:
+        """Whether the run is ending, or is said to be within a moment."""
+        deadline = time.monotonic() + 2 * REPORT_EVERY
+        while self.ending_since is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.ending_since is not None
 
     def end(self) -> None:
         """The run is ending from now on."""
@@ -123,6 +130,10 @@ def worker_main(payload: bytes, pipe: Connection, log: str, litter: str, incarna
         worker.stop()
         link.close()  # before the last word: a late report would take it back
         link.report("done")
+    except StreamClosed:
+        code = 0 if link.is_ending_soon() else 1  # the trainer may have heard of the end before us
+        link.close()
+        link.send(state="ended" if code == 0 else "failed", cause="its stream was closed", final=False)
     except BaseException as error:
         code = 1
         traceback.print_exc()

@@ -135,6 +135,7 @@ class LocalLauncher:
         child.state = message.pop("state")
         if child.state == "failed":
             child.cause, child.final = message["cause"], message["final"]
+        if "counters" not in message:  # last words
             return
         self._note(child, message)
         self.feed(child.node.name, child.node.worker.kind, message)
