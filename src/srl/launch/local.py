@@ -224,6 +224,7 @@ class LocalLauncher:
 
     def _stop(self) -> None:
         """Tell every worker to stop and wait until it has."""
+        self.memory_mb = 0  # nobody is started anew any more
         for child in self.children.values():
             self._tell(child, None)
         deadline = time.monotonic() + _STOP_SECONDS
