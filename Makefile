@@ -20,7 +20,7 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 
 bench: $(VENV)/.installed-dev
-	$(SRL) bench cartpole halfcheetah pong pong-4 --json benchmarks/results/throughput.json
+	$(SRL) bench throughput cartpole halfcheetah pong pong-4 --json benchmarks/results/throughput.json
 
 learn: $(VENV)/.installed-dev
 	$(VENV)/bin/python benchmarks/learn.py

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from perfect_play import losses_to_perfect_play
 
-from srl.bench import machine
+from srl.bench.machine import machine
 from srl.config import CONFIG, load
 from srl.envs.boards import TicTacToe
 from srl.launch.run import evaluate, resume, run, saved_seats

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import srl
-from srl.bench import machine
+from srl.bench.machine import machine
 from srl.launch.run import run
 from srl.recipes import recipe
 

@@ -65,7 +65,7 @@ def _command(arguments: Sequence[str]) -> int:
         "export": (_export, "write a saved policy to an ONNX file"),
         "recipes": (_recipes, "list the recipes"),
         "check": (_check, "look whether this machine has what SRL needs"),
-        "bench": (_bench, "measure training throughput"),
+        "bench": (_bench, "measure throughput, its limit, and rivals"),
     }
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         _usage({name: about for name, (_, about) in commands.items()})

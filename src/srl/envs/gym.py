@@ -23,7 +23,7 @@ from srl.envs.loop import GymLoop
 from srl.envs.native import GymVector
 from srl.envs.single import SingleAgent, Watch
 
-_EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "imageio": "mujoco"}
+_EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "imageio": "mujoco", "pettingzoo": "multiagent", "mpe2": "multiagent"}
 
 Make = Callable[..., gymnasium.Env[Any, Any]]
 
@@ -51,7 +51,7 @@ class Gym(EnvConfig):
         if not isinstance(self.id, str):
             kwargs = {**self.kwargs, **rendering(self.id, render)}
             return GymLoop(name, partial(self.id, **kwargs), copies, watch)
-        with _explained(name, self.kwargs):
+        with explained(name, self.kwargs):
             spec = _spec(self.id)
             atari = self.id.startswith("ALE/")
             if spec.vector_entry_point is not None and (atari or not render):
@@ -155,7 +155,7 @@ def _single(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
 
 
 @contextmanager
-def _explained(name: str, kwargs: dict[str, Any]) -> Iterator[None]:
+def explained(name: str, kwargs: dict[str, Any]) -> Iterator[None]:
     """Turn what goes wrong when an environment is made into one clear line."""
     try:
         with warnings.catch_warnings():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
@@ -15,11 +14,9 @@ from srl.core.errors import ConfigError
 from srl.envs.base import EnvConfig
 from srl.envs.games import Game, ParallelGame, TurnGame
 from srl.envs.guard import check_choice
-from srl.envs.gym import name_of, names_of, rendering
+from srl.envs.gym import explained, name_of, names_of, rendering
 from srl.envs.multi import MultiAgent
 from srl.envs.single import Watch
-
-_INSTALL = "pip install 'reallyscalablerl[multiagent]'"
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class PettingZoo(EnvConfig):
     def make(self, copies: int, *, render: bool = False) -> MultiAgent:
         """See :class:`~srl.envs.base.EnvConfig`."""
         name, watch = name_of(self.id), Watch(self.mask, self.info, self.nonfinite)
-        with _explained(name, self.kwargs):
+        with explained(name, self.kwargs):
             make = self._maker()
             kwargs = {**self.kwargs, **rendering(make, render)}
             return MultiAgent(name, partial(_game, partial(make, **kwargs)), copies, watch, self.roles)
@@ -98,7 +95,8 @@ def _module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if f"{name}.".startswith(f"{error.name}."):
             raise ConfigError(
-                f"there is no module {name!r}; check its name, or install its package: {_INSTALL}"
+                f"there is no module {name!r}; check its name, or install its package: "
+                "pip install 'reallyscalablerl[multiagent]'"
             ) from error
         raise
 
@@ -113,16 +111,3 @@ def _game(make: Callable[[], Any], at: str) -> Game:
     if isinstance(env, zoo.AECEnv):
         return TurnGame(env, at)
     raise ConfigError(f"{at}: a {type(env).__name__} is neither a PettingZoo ParallelEnv nor an AECEnv")
-
-
-@contextmanager
-def _explained(name: str, kwargs: dict[str, Any]) -> Iterator[None]:
-    """Turn what goes wrong when an environment is made into one clear line."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except ImportError as error:
-        raise ConfigError(f"environment {name!r} needs something that is not installed: {error}; {_INSTALL}") from error
-    except TypeError as error:
-        raise ConfigError(f"environment {name!r} refused its arguments {kwargs}: {error}") from error

@@ -32,7 +32,7 @@ from srl.workers.player import Player, Scores, Seat, play
 EVAL_EPISODES = 20
 _ENOUGH = 20
 """Episodes that it takes to call a checkpoint the best so far."""
-_AGAIN = 0.3
+_AGAIN = 0.1
 """Seconds between two signals that are meant as two."""
 _COPIES = 20
 """Environment copies an evaluation plays at the same time."""

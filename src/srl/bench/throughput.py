@@ -1,4 +1,4 @@
-"""``srl bench``: training throughput of a workload, measured after it has settled.
+"""``srl bench throughput``: training throughput of a workload, measured after it has settled.
 
 What is counted is agent steps *trained on* per second of wall-clock time (resets do not count, and a Pong step is four
 emulator frames), between the moment the warm-up ends and the moment the run ends.
@@ -7,8 +7,6 @@ emulator frames), between the moment the warm-up ends and the moment the run end
 from __future__ import annotations
 
 import json
-import os
-import platform
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from srl.algorithms.ppo import PPO
+from srl.bench.machine import machine
 from srl.experiment import Experiment
 from srl.launch.run import run
 from srl.monitor.sinks import read_metrics
@@ -63,10 +62,10 @@ def experiment(work: Work, options: BenchOptions) -> Experiment:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Entry point of ``srl bench``."""
+    """Entry point of ``srl bench throughput``."""
     from srl.cli import parse
 
-    options = parse(BenchOptions, arguments, "bench")
+    options = parse(BenchOptions, arguments, "bench throughput")
     console = Console(highlight=False)
     rates: dict[Work, list[float]] = {work: [] for work in options.work}
     for number in range(options.rounds):
@@ -100,21 +99,6 @@ def _slope(points: list[tuple[float, float]]) -> float:
         return 0.0
     (begin, first), (end, last) = changes[0], changes[-1]
     return (last - first) / (end - begin)
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    import importlib.metadata
-
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        names = [
-            line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
-        ]
-        model = names[0] if names else model
-    packages = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "gymnasium")}
-    return {"processor": model, "cores": os.cpu_count(), "python": platform.python_version(), **packages}
 
 
 def _plain(options: BenchOptions) -> dict[str, Any]:
