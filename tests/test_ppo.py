@@ -9,6 +9,7 @@ import torch
 
 import srl
 from srl import envs
+from srl.algorithms.ppo import METRICS
 from srl.algorithms.returns import gae
 from srl.core.slab import Batch, Slab
 from srl.core.specs import Spaces
@@ -75,6 +76,50 @@ def test_minibatch_rows_and_targets_belong_together():
     assert np.array_equal(batch.small("value")[:-1].reshape(-1), slab.flat["value"][batch.positions])
 
 
+ACTIONS = [gymnasium.spaces.Discrete(3), gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.MultiBinary(2)]
+
+
+@pytest.mark.parametrize("space", ACTIONS, ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"entropy": 0.1}, {"value_clip": 0.3}, {"normalize_advantage": False}], ids=str
+)
+def test_gradient_and_step_are_those_of_the_loss_as_it_is_written_in_the_paper(space, options):
+    config = srl.PPO(lr=0.01, clip=0.1, max_grad_norm=0.2, **options)
+    spaces, rows = Spaces(gymnasium.spaces.Box(-1, 1, (4,)), space), 64
+    ours, theirs = (config.learner(spaces, 0, "cpu") for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
+    obs = {"obs": torch.randn(rows, 4, generator=generator)}
+    with torch.no_grad():
+        acted = ours.policy.act(obs, generator)
+    batch = {**obs, **acted, "log_prob": acted["log_prob"] + 0.3 * torch.randn(rows, generator=generator)}
+    goal = torch.randn(rows, 3, generator=generator)
+    optimizer = torch.optim.Adam(theirs.policy.parameters(), lr=0.01, eps=1e-5)
+    for _ in range(3):
+        found = ours._step(batch, {}, None, goal)
+        advantage, returns, old = goal.unbind(-1)
+        if config.normalize_advantage:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        log_prob, entropy, value = theirs.policy.evaluate(batch, {})
+        ratio = (log_prob - batch["log_prob"]).exp()
+        policy_loss = -torch.min(ratio * advantage, ratio.clamp(0.9, 1.1) * advantage).mean()
+        error = (value - returns).square()
+        if config.value_clip:
+            error = torch.max(error, (old + (value - old).clamp(-0.3, 0.3) - returns).square())
+        loss = policy_loss + config.value_coef * 0.5 * error.mean() - config.entropy * entropy.mean()
+        for weight in theirs.policy.parameters():
+            weight.grad = None
+        loss.backward()
+        length = torch.nn.utils.clip_grad_norm_(theirs.policy.parameters(), 0.2)
+        optimizer.step()
+        means = dict(zip(METRICS, found.tolist(), strict=True))
+        assert means["policy_loss"] == pytest.approx(policy_loss.item(), abs=1e-5)
+        assert means["value_loss"] == pytest.approx(0.5 * error.mean().item(), abs=1e-5)
+        assert means["grad_norm"] == pytest.approx(length.item(), rel=1e-4)
+        assert 0.1 < means["clip_fraction"] < 0.9
+        for mine, other in zip(ours.policy.parameters(), theirs.policy.parameters(), strict=True):
+            assert torch.allclose(mine, other, atol=1e-5)
+
+
 def test_running_norm_equals_the_statistics_of_all_it_saw():
     rng = np.random.default_rng(0)
     parts = [torch.from_numpy(rng.normal(3, 5, (n, 4))) for n in (1, 7, 100)]
@@ -93,7 +138,7 @@ def test_acting_and_evaluating_agree(action):
     obs = {"obs": torch.randn(64, 5, generator=torch.Generator().manual_seed(0))}
     outputs = policy.act(obs, torch.Generator().manual_seed(1))
     log_prob, entropy, value = policy.evaluate({**obs, "action": outputs["action"]}, {})
-    (params,) = policy.action(policy.actor(obs)[0], obs)
+    (params,), _ = policy.heads(policy.trunk(obs)[0], obs)
     assert outputs["action"].shape == (64, *action.shape)
     assert torch.allclose(log_prob, outputs["log_prob"], atol=1e-5)
     assert torch.allclose(value, outputs["value"])

@@ -190,7 +190,7 @@ def test_a_network_of_ones_own_is_used_and_trained(tmp_path):
     from safetensors.numpy import load_file
 
     saved = load_file(weights / "arrays.safetensors")
-    assert saved["learner/policy/actor.encoder.scale"] != 1.0
+    assert saved["learner/policy/trunk.encoder.scale"] != 1.0
     assert not [name for name in saved if "encoder.mlp" in name]
 
 
@@ -341,7 +341,7 @@ def test_what_is_masked_has_probability_zero_and_gradients_stay_finite(kind):
                 assert flags[torch.arange(rows), chosen].all(), (name, i)
                 if draw is not None and name == "mask":  # and everything that is allowed is done now and then
                     assert len(set(chosen.tolist())) == counts[i]
-    params = policy.action(policy.actor(inputs)[0], inputs)
+    params, _ = policy.heads(policy.trunk(inputs)[0], inputs)
     found = 0
     for name, part in zip(policy.action.masks, params, strict=True):
         if name in sizes:

@@ -21,6 +21,8 @@ from srl.core.worker import State
 if TYPE_CHECKING:
     import torch
 
+    from srl.algorithms.adam import Adam
+
 Interrupted = Callable[[], bool]
 """Says whether an update should be abandoned half-way because the run is ending."""
 
@@ -208,13 +210,17 @@ def load_object(path: str, what: str) -> Any:
 class TorchLearner(Learner):
     """A learner with one optimiser and one random generator; what a checkpoint needs of it."""
 
-    optimizer: torch.optim.Optimizer
+    optimizer: Adam | torch.optim.Optimizer
     generator: torch.Generator
 
-    def anneal(self, lr: float, over: int, steps: int) -> None:
-        """Set the learning rate, lowered linearly to 0 over ``over`` steps (0: as it is)."""
-        for group in self.optimizer.param_groups if over else ():
-            group["lr"] = lr * max(0.0, 1 - steps / over)
+    def anneal(self, lr: float, over: int, steps: int) -> float:
+        """Set the learning rate, lowered linearly to 0 over ``over`` steps (0: as it is); which share is left."""
+        if not over:
+            return 1.0
+        left = max(0.0, 1 - steps / over)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * left
+        return left
 
     def state(self) -> State:
         """See :class:`Learner`."""
@@ -236,7 +242,7 @@ class TorchLearner(Learner):
         self.generator.set_state(torch.from_numpy(state.arrays["generator"].copy()))
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> Arrays:
+def optimizer_state(optimizer: Adam | torch.optim.Optimizer) -> Arrays:
     """The optimiser's moments as arrays (copies)."""
     import torch
 
@@ -247,7 +253,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> Arrays:
     return found
 
 
-def load_optimizer_state(optimizer: torch.optim.Optimizer, arrays: Arrays) -> None:
+def load_optimizer_state(optimizer: Adam | torch.optim.Optimizer, arrays: Arrays) -> None:
     """Put back what :func:`optimizer_state` saved; learning rates stay as configured."""
     import torch
 

@@ -23,6 +23,7 @@ from srl.core.worker import State
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from srl.algorithms.adam import Adam
     from srl.policies.q_network import QNetwork
 
 
@@ -128,13 +129,16 @@ class DQNLearner(TorchLearner):
     """Trains a Q-network on samples drawn from a replay."""
 
     policy: QNetwork
+    optimizer: Adam
 
     def __init__(self, config: DQN, policy: QNetwork, seed: int, device: str) -> None:
         import torch
 
+        from srl.algorithms.adam import Adam
+
         self.config, self.policy, self.device = config, policy, device
         self.target: QNetwork = deepcopy(policy).requires_grad_(False)
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5, fused=True)
+        self.optimizer = Adam(policy, config.lr)
         self.generator = torch.Generator().manual_seed(seed)
         self.gradient_steps = 0
 
@@ -182,7 +186,7 @@ class DQNLearner(TorchLearner):
         loss = (each * now["weight"]).mean()
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        length = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
+        length = self.optimizer.clip(self.config.max_grad_norm)
         self.optimizer.step()
         return (goal - value).detach(), torch.stack([loss.detach(), value.detach().mean(), length])
 

@@ -22,6 +22,7 @@ from srl.core.specs import Array, ArraySpec, Spaces
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from srl.algorithms.adam import Adam
     from srl.policies.actor_critic import ActorCritic
 
 
@@ -54,6 +55,8 @@ class PPO(NetworkOptions, Algorithm):
     """Weight of the value loss."""
     entropy: float = 0.0
     """Weight of the entropy bonus."""
+    anneal_entropy: bool = False
+    """Lower the entropy bonus along with the learning rate."""
     target_kl: float = 0.0
     """Stop an update's passes once the policy moved this far (0: never)."""
     max_grad_norm: float = 0.5
@@ -127,13 +130,17 @@ class PPOLearner(TorchLearner):
     """Trains an actor-critic policy with PPO."""
 
     policy: ActorCritic
+    optimizer: Adam
 
     def __init__(self, config: PPO, policy: ActorCritic, seed: int, device: str) -> None:
         import torch
 
+        from srl.algorithms.adam import Adam
+
         self.config, self.policy, self.device = config, policy, device
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5, fused=True)
+        self.optimizer = Adam(policy, config.lr)
         self.generator = torch.Generator().manual_seed(seed)
+        self.bonus = config.entropy
 
     def prepare(self, batch: Batch) -> Prepared:
         """See :class:`Learner`."""
@@ -149,7 +156,8 @@ class PPOLearner(TorchLearner):
         import torch
 
         config, batch = self.config, prepared.batch
-        self.anneal(config.lr, config.anneal_steps, steps)
+        left = self.anneal(config.lr, config.anneal_steps, steps)
+        self.bonus = config.entropy * (left if config.anneal_entropy else 1.0)
         slab = {name: torch.from_numpy(array) for name, array in batch.slab.flat.items()}
         spec, positions = batch.slab.spec, torch.from_numpy(batch.positions)
         known, targets = torch.from_numpy(prepared.known), torch.from_numpy(prepared.targets)
@@ -184,7 +192,11 @@ class PPOLearner(TorchLearner):
         return {**means, "lr": self.optimizer.param_groups[0]["lr"]}
 
     def _step(self, batch: dict[str, Tensor], state: dict[str, Tensor], keep: Tensor | None, goal: Tensor) -> Tensor:
-        """One gradient step; the values of METRICS."""
+        """One gradient step; the values of METRICS.
+
+        The loss is simple enough to write its derivatives down, which saves autograd half of its work here; from
+        log-probabilities, values and entropies on down into the network it goes on as usual.
+        """
         import torch
 
         config, norm = self.config, self.policy.return_norm
@@ -192,22 +204,28 @@ class PPOLearner(TorchLearner):
         if norm is not None:
             returns, old = norm(returns), norm(old)
         if config.normalize_advantage and len(advantage) > 1:
-            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+            std, mean = torch.std_mean(advantage)
+            advantage = (advantage - mean) / (std + 1e-8)
         log_prob, entropy, value = self.policy.evaluate(batch, state, keep)
-        log_ratio = log_prob - (batch["log_prob"] if keep is None else batch["log_prob"][keep])
-        ratio = log_ratio.exp()
-        clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
-        policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
-        value_error = (value - returns).square()
-        if config.value_clip:
-            near = old + (value - old).clamp(-config.value_clip, config.value_clip)
-            value_error = torch.max(value_error, (near - returns).square())
-        value_loss, bonus = 0.5 * value_error.mean(), entropy.mean()
-        loss = policy_loss + config.value_coef * value_loss - config.entropy * bonus
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        length = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
-        self.optimizer.step()
         with torch.no_grad():
-            kl, outside = (ratio - 1 - log_ratio).mean(), (ratio != clipped).float().mean()
-            return torch.stack([policy_loss, value_loss, bonus, kl, outside, length])
+            log_ratio = log_prob - (batch["log_prob"] if keep is None else batch["log_prob"][keep])
+            ratio = log_ratio.exp()
+            clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
+            gain, bound = ratio * advantage, clipped * advantage
+            error = value - returns
+            square = error.square()
+            if config.value_clip:
+                moved = value - old
+                kept = moved.clamp(-config.value_clip, config.value_clip)
+                near = (old + kept - returns).square()
+                error, square = error.where((moved == kept) | (near <= square), 0.0), near.max(square)
+            # The objective is the lesser of gain and bound; where that is the bound, it is flat.
+            slopes = [(log_prob, gain.where(gain <= bound, 0.0) * -1.0), (value, error * config.value_coef)]
+            if self.bonus:
+                slopes.append((entropy, torch.full_like(entropy, -self.bonus)))
+            means = torch.stack([-gain.min(bound), 0.5 * square, entropy, ratio - 1 - log_ratio, ratio != clipped])
+        self.optimizer.zero_grad()
+        torch.autograd.backward([of for of, _ in slopes], [slope / len(goal) for _, slope in slopes])
+        length = self.optimizer.clip(config.max_grad_norm)
+        self.optimizer.step()
+        return torch.cat([means.mean(1), length.unsqueeze(0)])

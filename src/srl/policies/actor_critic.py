@@ -25,21 +25,16 @@ class ActorCritic(nn.Module):
         normalize_return: bool = False,
     ) -> None:
         super().__init__()
-        self.actor = Trunk(spaces, options, normalize=normalize_obs)
-        self.critic: Trunk | None = None
-        if not self.actor.shared:
-            self.critic = Trunk(spaces, options)
-            self.critic.encoder.norm = self.actor.encoder.norm
-        self.action = ActionHead(self.actor.out_features, spaces, log_std)
-        self.value = head(self.actor.out_features, 1, 1.0)
+        self.trunk = Trunk(spaces, options, normalize=normalize_obs, twins=True)
+        self.action = ActionHead(self.trunk.out_features, spaces, log_std)
+        self.value = head(self.trunk.out_features, 1, 1.0)
         self.return_norm = RunningNorm((), limit=float("inf")) if normalize_return else None
 
     def act(self, inputs: dict[str, Tensor], generator: torch.Generator | None) -> dict[str, Tensor]:
         """Actions (the likeliest ones without a generator), their log-probability, and the value in reward units."""
-        features, state = self.actor(inputs)
-        params = self.action(features, inputs)
+        features, state = self.trunk(inputs)
+        params, value = self.heads(features, inputs)
         actions = self.action.draw(params, generator)
-        value = self._value(features, inputs)
         value = value if self.return_norm is None else self.return_norm.inverse(value)
         return {**actions, **state, "log_prob": self.action.log_prob(params, actions), "value": value}
 
@@ -51,22 +46,22 @@ class ActorCritic(nn.Module):
         With a memory, ``inputs`` are whole chunks, step by step, that begin with ``state``. Only the entries ``keep``
         are returned.
         """
-        features = self.actor.unroll(inputs, state)
+        features = self.trunk.unroll(inputs, state)
         if keep is not None:
             features = features[keep]
             inputs = {name: value[keep] for name, value in inputs.items()}
-        params = self.action(features, inputs)
-        return self.action.log_prob(params, inputs), self.action.entropy(params), self._value(features, inputs)
+        params, value = self.heads(features, inputs)
+        return self.action.log_prob(params, inputs), self.action.entropy(params), value
 
-    def _value(self, features: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        seen = features if self.critic is None else self.critic.encode(inputs)
-        found: Tensor = self.value(seen).squeeze(-1)
-        return found
+    def heads(self, features: Tensor, inputs: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Parameters of the action distribution, and the (normalised) value."""
+        actor, critic = features.unbind(0) if self.trunk.twins else (features, features)
+        return self.action(actor, inputs), self.value(critic).squeeze(-1)
 
     @torch.no_grad()
     def observe(self, obs: dict[str, Tensor], returns: Tensor) -> None:
         """Update the running normalisers with observations and returns ``[rows]``."""
-        encoder = self.actor.encoder
+        encoder = self.trunk.encoder
         if isinstance(encoder, Encoder) and encoder.norm is not None:
             encoder.norm.update(encoder.flatten(obs))
         if self.return_norm is not None:

@@ -14,24 +14,32 @@ from srl.policies.networks import Encoder, Memory, fast_bfloat16
 
 
 class Trunk(nn.Module):
-    """Observations (and memory) to features ``[rows, out_features]``."""
+    """Observations (and memory) to features ``[rows, out_features]``.
 
-    def __init__(self, spaces: Spaces, options: NetworkOptions, *, normalize: bool = False) -> None:
+    Where ``twins`` are wanted and the encoder is neither large, nor someone's own, nor followed by a memory, there are
+    two of it, and features ``[2, rows, out_features]``.
+    """
+
+    def __init__(
+        self, spaces: Spaces, options: NetworkOptions, *, normalize: bool = False, twins: bool = False
+    ) -> None:
         super().__init__()
         self.reduced = options.precision == "bfloat16" or (options.precision == "auto" and fast_bfloat16())
         self.encoder: Any = (
             custom(options.network, spaces)
             if options.network
-            else Encoder(spaces.observation, options.hidden, options.activation, normalize=normalize)
+            else Encoder(
+                spaces.observation,
+                options.hidden,
+                options.activation,
+                normalize=normalize,
+                twins=twins and not options.memory,
+            )
         )
+        self.twins = isinstance(self.encoder, Encoder) and self.encoder.twins
         width: int = self.encoder.out_features  # type: ignore[assignment]
         self.memory = Memory(options.memory, width, options.memory_size) if options.memory else None
         self.out_features = width if self.memory is None else self.memory.out_features
-
-    @property
-    def shared(self) -> bool:
-        """Whether actor and critic should share this trunk: it is large, or someone's own, or remembers."""
-        return not isinstance(self.encoder, Encoder) or bool(self.encoder.images) or self.memory is not None
 
     def encode(self, inputs: dict[str, Tensor]) -> Tensor:
         """Features of the observations alone."""

@@ -136,7 +136,7 @@ def _simple_tag() -> Experiment:
         algorithm={"predators": _mpe(entropy=0.01), "prey": _mpe(entropy=0.01)},
         agents={"adversary*": "predators", "agent*": "prey"},
         actors=Actors(envs=32),
-        steps=150_000,
+        steps=300_000,
     )
 
 
@@ -165,7 +165,9 @@ def _self_play(game: Board, entropy: float, hidden: tuple[int, ...], steps: int)
                 gamma=1.0,
                 # Advantages as they are: what the bonus is worth beside a win or a loss stays the same all along.
                 normalize_advantage=False,
+                # From playing around to playing well: the bonus fades.
                 entropy=entropy,
+                anneal_entropy=True,
                 hidden=hidden,
                 anneal_steps=steps,
             )
@@ -179,7 +181,7 @@ def _self_play(game: Board, entropy: float, hidden: tuple[int, ...], steps: int)
 
 
 def _tictactoe() -> Experiment:
-    return _self_play(TicTacToe(), 0.2, (128, 128), 600_000)
+    return _self_play(TicTacToe(), 0.8, (128, 128), 1_000_000)
 
 
 def _connect_four() -> Experiment:
@@ -193,7 +195,7 @@ RECIPES = {
     "recall": Recipe("remember a cue: an LSTM where nothing else can help; a minute", "", _recall),
     "simple-spread": Recipe("three agents, one policy, cover three places; minutes", "multiagent", _simple_spread),
     "simple-tag": Recipe("predators and prey: two policies learn at once; minutes", "multiagent", _simple_tag),
-    "tictactoe": Recipe("self-play against past versions; a minute", "", _tictactoe),
+    "tictactoe": Recipe("self-play against past versions; two minutes", "", _tictactoe),
     "connect-four": Recipe("the same on a larger board; ten minutes", "", _connect_four),
     "halfcheetah": Recipe("MuJoCo: run fast; ten minutes", "mujoco", _halfcheetah),
     "pong": Recipe("Atari from pixels; an hour", "atari", _pong),
