@@ -67,7 +67,14 @@ def test_only_the_tcp_transport_opens_sockets_and_only_on_loopback():
 
     assert sockets.ADDRESS == "127.0.0.1"
     users = {str(path.relative_to(SOURCE)) for path in FILES if ".bind(" in path.read_text()}
-    assert users == {"streams/sockets.py", "check.py", "launch/run.py", "workers/actor.py", "workers/player.py"}
+    assert users == {
+        "streams/sockets.py",
+        "check.py",
+        "launch/run.py",
+        "workers/actor.py",
+        "workers/player.py",
+        "bench/stream_peers.py",
+    }
 
 
 def test_wire_fits_on_two_screens():

@@ -13,7 +13,7 @@ from srl.core.errors import StreamError
 from srl.streams import frames as codec
 from srl.streams import parameters as parameters_module
 from srl.streams.frames import Header
-from srl.streams.parameters import ParameterBoard, pack
+from srl.streams.parameters import Packing, ParameterBoard
 from srl.streams.tcp_parameters import TcpParameters
 
 STREAM = codec.stream_id("parameters")
@@ -282,7 +282,7 @@ def test_a_late_reader_gets_the_newest_version_only(parameters, ends, stranger):
     assert eventually(lambda: found.extend(messages(late)) or found)
     assert never(late.hear)
     [(header, frames)] = found
-    layout, shape = pack(weights(5))
+    layout, shape = Packing().of(weights(5))
     assert (header.kind, header.version, header.number) == ("parameters", 5, shape)
     assert [len(frame) for frame in frames] == [layout.nbytes]
 
@@ -384,7 +384,7 @@ def test_oversize_and_foreign_bytes_do_not_stop_the_writer(parameters, ends, nam
 def published(number, version, shapes=WEIGHTS):
     """The message in which a writer sends :func:`weights`."""
     arrays = weights(number, shapes)
-    layout, shape = pack(arrays)
+    layout, shape = Packing().of(arrays)
     whole = bytearray(layout.nbytes)
     for name, (offset, _, _) in layout.places.items():
         whole[offset : offset + arrays[name].nbytes] = arrays[name].tobytes()

@@ -153,12 +153,13 @@ class Batch:
     slab: Slab
     blocks: list[int]
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def positions(self) -> Array:
+        """Slab position of every (step < horizon, block, row), in that order: the order of :meth:`small`."""
         spec = self.slab.spec
         starts = np.asarray(self.blocks, np.int64)[None, :, None] * (spec.horizon + 1) * spec.rows
         steps = np.arange(spec.horizon)[:, None, None] * spec.rows
-        #: slab position of every (step < horizon, block, row), in that order: the order of :meth:`small`
-        self.positions: Array = (starts + steps + np.arange(spec.rows)).reshape(-1)
+        return np.asarray(starts + steps + np.arange(spec.rows)).reshape(-1)
 
     @cached_property
     def chunk_starts(self) -> Array:

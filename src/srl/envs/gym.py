@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from srl.core.errors import ConfigError, UnknownName
 from srl.envs.base import EnvConfig
 from srl.envs.guard import check_choice
-from srl.envs.loop import GymLoop
+from srl.envs.loop import Env, GymLoop
 from srl.envs.native import GymVector
 from srl.envs.single import SingleAgent, Watch
 
@@ -59,7 +59,9 @@ class Gym(EnvConfig):
                 if env is not None:
                     return GymVector(name, env, copies, watch)
             kwargs = {**self.kwargs, **rendering(_creator(spec), render)}
-            return GymLoop(name, partial(_single, spec, kwargs), copies, watch)
+            make = partial(_single, spec, kwargs)
+            loop = _robots(spec, make) if not self.mask and not self.info else GymLoop
+            return loop(name, make, copies, watch)
 
     def describe(self) -> dict[str, Any]:
         """See :class:`~srl.envs.base.EnvConfig`."""
@@ -146,6 +148,19 @@ def _native(spec: EnvSpec, copies: int, kwargs: dict[str, Any]) -> VectorEnv[Any
         return env
     env.close()
     return None
+
+
+def _robots(spec: EnvSpec, make: Callable[[], Env]) -> type[GymLoop]:
+    """How copies of this environment are stepped fastest."""
+    if not str(spec.entry_point).startswith("gymnasium.envs.mujoco."):
+        return GymLoop
+    from srl.envs.mujoco import MujocoLoop, robot_of
+
+    env = make()
+    try:
+        return MujocoLoop if robot_of(env) is not None else GymLoop
+    finally:
+        env.close()
 
 
 def _single(spec: EnvSpec, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:

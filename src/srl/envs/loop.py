@@ -42,7 +42,7 @@ class GymLoop(SingleAgent):
         """See :class:`~srl.envs.base.Environment`."""
         self._seed = seed
         for row, env in enumerate(self.envs):
-            self._begin(row, env.reset(seed=seed + row), out[0])
+            self.begin(row, env.reset(seed=seed + row), out[0])
         self.wrong_start(out[0])
 
     def step(self, actions: Sequence[Arrays], out: Sequence[StepViews]) -> None:
@@ -52,7 +52,16 @@ class GymLoop(SingleAgent):
         self.guard.steps += self.copies
         views.reward[:], views.terminated[:], views.truncated[:] = 0, False, False
         views.after.first[:], views.after.acts[:] = False, True
-        action = self.fields.rows(actions[0])
+        self.step_copies(actions[0], ended, views)
+        wrong = self.wrong_steps(views)
+        for row, reason in wrong.items():
+            self._replace(row, reason, views, running=not ended[row])
+        if wrong:
+            self.wrong_start(views.after)
+
+    def step_copies(self, actions: Arrays, ended: list[bool], views: StepViews) -> None:
+        """Step every copy, or reset it where its episode has ``ended``."""
+        action = self.fields.rows(actions)
         for row, env in enumerate(self.envs):
             try:
                 result = env.reset() if ended[row] else env.step(action(row))
@@ -62,16 +71,11 @@ class GymLoop(SingleAgent):
                 self._replace(row, error, views, running=not ended[row])
                 continue
             if ended[row]:
-                self._begin(row, result, views.after)
+                self.begin(row, result, views.after)
             else:
                 self._write(row, result, views)
-        wrong = self.wrong_steps(views)
-        for row, reason in wrong.items():
-            self._replace(row, reason, views, running=not ended[row])
-        if wrong:
-            self.wrong_start(views.after)
 
-    def _begin(self, row: int, result: Any, out: Observed) -> None:
+    def begin(self, row: int, result: Any, out: Observed) -> None:
         """Write what a copy's ``reset`` returned."""
         found, info = parts(result, "observation, info", lambda: f"{self.fields.at(row)}: reset()")
         self.fields.write(found, out.obs, row, row)
@@ -101,7 +105,7 @@ class GymLoop(SingleAgent):
         self.guard.failed(row, error)
         with contextlib.suppress(Exception):
             self.envs[row].close()
-        self._begin(row, self.guard.remake(error, lambda: self._fresh(row)), views.after)
+        self.begin(row, self.guard.remake(error, lambda: self._fresh(row)), views.after)
         views.reward[row], views.terminated[row], views.truncated[row] = 0, False, running
         views.valid[row] = False
 

@@ -7,6 +7,7 @@ that tensor: sampling, the most likely action, log-probability and entropy.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -25,24 +26,29 @@ _LOG_2PI = math.log(2 * math.pi)
 class Categorical(nn.Module):
     """One choice, or several at once, each between a number of values: Discrete and MultiDiscrete spaces."""
 
-    start: Tensor
+    start: Tensor | None
+    """The least value of each choice, unless all are 0."""
 
     def __init__(self, features: int, space: gymnasium.Space[Any], _: float) -> None:
         super().__init__()
         self.shape = space.shape or ()
         self.counts = list(choices_of(space))
         start = np.broadcast_to(np.asarray(getattr(space, "start", 0)).reshape(-1), (len(self.counts),))
-        self.register_buffer("start", torch.from_numpy(start.astype(np.int64)), persistent=False)
+        self.register_buffer("start", torch.from_numpy(start.astype(np.int64)) if start.any() else None, False)
         self.logits = head(features, sum(self.counts), 0.01)
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """Log-probabilities of all values of all choices side by side, ``[rows, sum of counts]``."""
-        parts = list(torch.split(self.logits(features), self.counts, -1))
+        parts = self._parts(self.logits(features))
         if mask is not None:
-            allowed = [part | ~part.any(-1, keepdim=True) for part in torch.split(mask, self.counts, -1)]
+            allowed = [part | ~part.any(-1, keepdim=True) for part in self._parts(mask)]
             parts = [part.masked_fill(~may, -torch.inf) for part, may in zip(parts, allowed, strict=True)]
         found = [torch.log_softmax(part, -1) for part in parts]
         return found[0] if len(found) == 1 else torch.cat(found, -1)
+
+    def _parts(self, values: Tensor) -> Sequence[Tensor]:
+        """What belongs to each choice."""
+        return [values] if len(self.counts) == 1 else torch.split(values, self.counts, -1)
 
     def sample(self, params: Tensor, generator: torch.Generator) -> Tensor:
         """Random actions: in every choice the first of n exponential races to finish."""
@@ -54,18 +60,22 @@ class Categorical(nn.Module):
         return self._best(params)
 
     def _best(self, scores: Tensor) -> Tensor:
-        best = torch.stack([part.argmax(-1) for part in torch.split(scores, self.counts, -1)], -1) + self.start
-        return best.reshape(-1, *self.shape)
+        best = [part.argmax(-1, keepdim=True) for part in self._parts(scores)]
+        whole = best[0] if len(best) == 1 else torch.cat(best, -1)
+        return (whole if self.start is None else whole + self.start).reshape(-1, *self.shape)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         """Log-probability of ``action``, ``[rows]``."""
-        chosen = (action.reshape(len(action), -1).long() - self.start).unbind(-1)
-        parts = zip(torch.split(params, self.counts, -1), chosen, strict=True)
-        return _total([part.gather(-1, index.unsqueeze(-1)).squeeze(-1) for part, index in parts])
+        chosen = action.reshape(len(action), -1).long()
+        chosen = chosen if self.start is None else chosen - self.start
+        if len(self.counts) == 1:
+            return params.gather(-1, chosen).squeeze(-1)
+        parts = zip(self._parts(params), chosen.split(1, -1), strict=True)  # type: ignore[no-untyped-call]
+        return _total([part.gather(-1, index).squeeze(-1) for part, index in parts])
 
     def entropy(self, params: Tensor) -> Tensor:
         """Entropy, ``[rows]``."""
-        return -(params.exp() * params.clamp(min=torch.finfo(params.dtype).min)).sum(-1)
+        return (params.exp() * params.clamp(min=torch.finfo(params.dtype).min)).sum(-1).neg()
 
 
 class Bernoulli(nn.Module):

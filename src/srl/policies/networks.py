@@ -16,7 +16,17 @@ from srl.core.errors import ConfigError
 from srl.core.specs import choices_of, is_image, leaves, spec_of
 
 M = TypeVar("M", nn.Linear, nn.Conv2d)
-Activations: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+
+
+class Tanh(nn.Module):
+    """The hyperbolic tangent as 1 - 2 sigmoid(-2x): to 2e-7 the same, and up to four times faster (ADR 10)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As ``x``."""
+        return torch.rsub((-2 * x).sigmoid_(), 1, alpha=2)
+
+
+Activations: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 
 
 class RunningNorm(nn.Module):

@@ -59,10 +59,21 @@ class ParameterBoard:
         self._map()
 
 
-def pack(arrays: Arrays) -> tuple[Layout, int]:
-    """How ``arrays`` lie in a half, and a number that tells this layout from others."""
-    layout = Layout.of({name: (array.shape, array.dtype.str) for name, array in arrays.items()})
-    return layout, zlib.crc32(repr(sorted(layout.places.items())).encode())
+class Packing:
+    """How weights lie in a half; worked out anew only when their names, shapes or dtypes change."""
+
+    def __init__(self) -> None:
+        self._known: list[Any] = []
+        self._found = Layout.of({}), 0
+
+    def of(self, arrays: Arrays) -> tuple[Layout, int]:
+        """The layout of ``arrays``, and a number that tells it from others."""
+        known = [(name, array.shape, array.dtype) for name, array in arrays.items()]
+        if known != self._known:
+            layout = Layout.of({name: (shape, dtype.str) for name, shape, dtype in known})
+            self._known = known
+            self._found = layout, zlib.crc32(repr(sorted(layout.places.items())).encode())
+        return self._found
 
 
 class BoardWriter:
@@ -70,6 +81,7 @@ class BoardWriter:
 
     def __init__(self, board: ParameterBoard) -> None:
         self.board = board
+        self._packing = Packing()
 
     @property
     def version(self) -> int:
@@ -78,7 +90,7 @@ class BoardWriter:
 
     def publish(self, arrays: Arrays, version: int) -> None:
         """See :class:`~srl.streams.protocols.ParameterWriter`."""
-        layout, shape = pack(arrays)
+        layout, shape = self._packing.of(arrays)
         half = self._begin(layout.nbytes, shape, version)
         for name, (offset, _, _) in layout.places.items():
             value = arrays[name]
@@ -115,6 +127,7 @@ class BoardReader:
 
     def __init__(self, board: ParameterBoard) -> None:
         self.board = board
+        self._packing = Packing()
 
     def newest(self) -> int:
         """See :class:`~srl.streams.protocols.ParameterReader`."""
@@ -122,7 +135,7 @@ class BoardReader:
 
     def read(self, like: Arrays, load: Callable[[Arrays], None]) -> int:
         """See :class:`~srl.streams.protocols.ParameterReader`."""
-        layout, shape = pack(like)
+        layout, shape = self._packing.of(like)
         board = self.board
         if board.newest() < 0:
             raise StreamError("no parameters have been published yet")

@@ -150,6 +150,7 @@ class BoardConsumer:
         self.board, self.slab = board, board.slab
         self.reclaimed = 0
         self._ready: deque[Full] = deque()
+        self._epochs: list[int] = []  # when it was last looked for blocks whose producer is gone
         board.closed[0] = 0
         # What an earlier consumer held or had collected is not trained again: its outcome is unknown.
         board.state[(board.state == HELD) | (board.state == FULL)] = FREE
@@ -162,17 +163,22 @@ class BoardConsumer:
         """See :class:`~srl.streams.protocols.SampleConsumer`; next is who fills fewest blocks, then who got fewest."""
         board = self.board
         self._collect()
-        free = np.flatnonzero(board.state == FREE)[:count]
-        epochs = board.epoch.copy()  # read before `present`: who leaves meanwhile gets a grant of a past epoch
-        there = np.flatnonzero(board.present)
-        if not len(there) or not len(free):
+        states = board.state.tolist()
+        free = [block for block, state in enumerate(states) if state == FREE][:count]
+        epochs = board.epoch.tolist()  # read before `present`: who leaves meanwhile gets a grant of a past epoch
+        there = [producer for producer, present in enumerate(board.present.tolist()) if present]
+        if not there or not free:
             return 0
-        filling = np.bincount(board.owner[board.state == GRANTED], minlength=board.producers)
+        filling = [0] * board.producers
+        for owner, state in zip(board.owner.tolist(), states, strict=True):
+            filling[owner] += state == GRANTED
+        granted = board.granted.tolist()
         woken = set()
-        for block in free.tolist():
-            producer = int(there[np.lexsort((board.granted[there], filling[there]))[0]])
+        for block in free:
+            producer = min(there, key=lambda each: (filling[each], granted[each]))
             filling[producer] += 1
-            self._give(block, producer, int(epochs[producer]), version)
+            granted[producer] += 1
+            self._give(block, producer, epochs[producer], version)
             woken.add(board.bells[producer])
         for bell in woken:
             bell.ring()
@@ -184,12 +190,14 @@ class BoardConsumer:
         if len(self._ready) < count:
             return None
         taken = [self._ready.popleft() for _ in range(count)]
-        self.board.state[[full.block for full in taken]] = HELD
+        for full in taken:
+            self.board.state[full.block] = HELD
         return taken
 
     def release(self, blocks: Sequence[Full]) -> None:
         """See :class:`~srl.streams.protocols.SampleConsumer`."""
-        self.board.state[[full.block for full in blocks]] = FREE
+        for full in blocks:
+            self.board.state[full.block] = FREE
 
     def free(self) -> list[int]:
         """See :class:`~srl.streams.protocols.SampleConsumer`."""
@@ -251,14 +259,16 @@ class BoardConsumer:
     def _collect(self) -> None:
         """Take notice of commits, then of producers that started anew or left."""
         board = self.board
-        epochs = board.epoch.copy()  # read before the commits, so that none of an old epoch is missed
-        for producer in np.flatnonzero(board.committed != board.collected).tolist():
-            for entry in range(board.collected[producer], board.committed[producer]):
+        epochs = board.epoch.tolist()  # read before the commits, so that none of an old epoch is missed
+        counts = zip(board.committed.tolist(), board.collected.tolist(), strict=True)
+        for producer, (committed, collected) in enumerate(counts):
+            for entry in range(collected, committed):
                 block, incarnation, sequence = board.fulls[producer, entry % board.ring].tolist()
                 board.state[block] = FULL
                 self._ready.append(Full(block, producer, incarnation, sequence))
-                board.collected[producer] += 1
-        lost = (board.state == GRANTED) & (board.owner_epoch != epochs[board.owner])
-        if lost.any():
+                board.collected[producer] = entry + 1
+        if epochs != self._epochs:
+            self._epochs = epochs
+            lost = (board.state == GRANTED) & (board.owner_epoch != np.asarray(epochs)[board.owner])
             self.reclaimed += int(np.count_nonzero(lost))
             board.state[lost] = FREE
