@@ -89,10 +89,10 @@ def measure(x: Experiment, warmup: float, seconds: float) -> float:
     with tempfile.TemporaryDirectory(prefix="srl-bench-") as folder:
         run(replace(x, steps=10**12), Path(folder) / "run", seconds=warmup + seconds)
         rows = [row for row in read_metrics(Path(folder) / "run") if row["time"] >= warmup]
-        return _slope([(row["time"], row["steps"]) for row in rows])
+        return slope([(row["time"], row["steps"]) for row in rows])
 
 
-def _slope(points: list[tuple[float, float]]) -> float:
+def slope(points: list[tuple[float, float]]) -> float:
     """Steps per second between the first and the last update that was seen, so that no part of an update counts."""
     changes = [after for before, after in pairwise(points) if after[1] != before[1]]
     if len(changes) < 2:
