@@ -12,7 +12,7 @@ train: $(VENV)/.installed
 	$(SRL) train cartpole --out $(RUN)
 
 test: lint
-	$(VENV)/bin/pytest
+	$(VENV)/bin/pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check src tests examples benchmarks
