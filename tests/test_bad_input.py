@@ -107,7 +107,8 @@ def run_dir(finished_run, tmp_path):
         (["resume", "no/such/folder"], ["no/such/folder", "not a run directory"]),
         (["eval", "no/such/folder"], ["not a run directory"]),
         (["resume"], ["The run's folder"]),
-        (["bench", "chess"], ["chess", "cartpole"]),
+        (["bench", "chess"], ["chess", "srl bench --help"]),
+        (["bench", "throughput", "chess"], ["chess", "cartpole"]),
     ],
 )
 def test_mistakes_on_the_command_line_get_one_line(refused, arguments, words):
@@ -239,8 +240,8 @@ def test_unknown_key_in_a_config_suggests_the_nearest(refused, run_dir):
 
 
 def test_help_explains_every_command(run_srl):
-    for command in ("train", "resume", "eval", "bench"):
-        code, out, err = run_srl(command, "--help")
+    for command in ("train", "resume", "eval", "bench throughput", "bench roofline", "bench streams", "bench rivals"):
+        code, out, err = run_srl(*command.split(), "--help")
         assert code == 0
         assert err == ""
         assert "usage: srl" in out

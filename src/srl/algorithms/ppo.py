@@ -220,12 +220,12 @@ class PPOLearner(TorchLearner):
                 near = (old + kept - returns).square()
                 error, square = error.where((moved == kept) | (near <= square), 0.0), near.max(square)
             # The objective is the lesser of gain and bound; where that is the bound, it is flat.
-            slopes = [(log_prob, gain.where(gain <= bound, 0.0) * -1.0), (value, error * config.value_coef)]
-            if self.bonus:
-                slopes.append((entropy, torch.full_like(entropy, -self.bonus)))
+            share = 1 / len(goal)
+            slope = gain.where(gain <= bound, 0.0) * -share
+            bonus = (entropy, torch.full_like(entropy, -self.bonus * share)) if self.bonus else None
             means = torch.stack([-gain.min(bound), 0.5 * square, entropy, ratio - 1 - log_ratio, ratio != clipped])
         self.optimizer.zero_grad()
-        torch.autograd.backward([of for of, _ in slopes], [slope / len(goal) for _, slope in slopes])
+        self.policy.backward((log_prob, slope), (value, error * (config.value_coef * share)), bonus)
         length = self.optimizer.clip(config.max_grad_norm)
         self.optimizer.step()
         return torch.cat([means.mean(1), length.unsqueeze(0)])

@@ -9,7 +9,11 @@ from srl.algorithms.base import NetworkOptions
 from srl.core.specs import Spaces
 from srl.policies.distributions import ActionHead
 from srl.policies.networks import Encoder, RunningNorm, head
+from srl.policies.small import Small, small
 from srl.policies.trunk import Trunk
+
+Slope = tuple[Tensor, Tensor]
+"""Something and the gradient of the loss with respect to it."""
 
 
 class ActorCritic(nn.Module):
@@ -29,14 +33,33 @@ class ActorCritic(nn.Module):
         self.action = ActionHead(self.trunk.out_features, spaces, log_std)
         self.value = head(self.trunk.out_features, 1, 1.0)
         self.return_norm = RunningNorm((), limit=float("inf")) if normalize_return else None
+        self.by_hand = not spaces.masked
+        """Whether :mod:`srl.policies.small` may be used."""
+        self._small: Small | None = None
+        self._looked = -1
 
     def act(self, inputs: dict[str, Tensor], generator: torch.Generator | None) -> dict[str, Tensor]:
         """Actions (the likeliest ones without a generator), their log-probability, and the value in reward units."""
-        features, state = self.trunk(inputs)
-        params, value = self.heads(features, inputs)
-        actions = self.action.draw(params, generator)
+        small = self.small()
+        if small is not None:
+            action, log_prob, value = small.act(inputs, generator)
+            actions, state = {self.action.names[0]: action}, {}
+        else:
+            features, state = self.trunk(inputs)
+            params, value = self.heads(features, inputs)
+            actions = self.action.draw(params, generator)
+            log_prob = self.action.log_prob(params, actions)
         value = value if self.return_norm is None else self.return_norm.inverse(value)
-        return {**actions, **state, "log_prob": self.action.log_prob(params, actions), "value": value}
+        return {**actions, **state, "log_prob": log_prob, "value": value}
+
+    def small(self) -> Small | None:
+        """The same in numpy, where that is faster."""
+        if not self.by_hand:
+            return None
+        place = self.value.weight.data_ptr()
+        if self._looked != place:  # the first time, or the weights have moved
+            self._small, self._looked = small(self), place
+        return self._small
 
     def evaluate(
         self, inputs: dict[str, Tensor], state: dict[str, Tensor], keep: Tensor | None = None
@@ -46,12 +69,23 @@ class ActorCritic(nn.Module):
         With a memory, ``inputs`` are whole chunks, step by step, that begin with ``state``. Only the entries ``keep``
         are returned.
         """
+        fast = self.small()
+        if fast is not None:
+            return fast.evaluate(inputs)
         features = self.trunk.unroll(inputs, state)
         if keep is not None:
             features = features[keep]
             inputs = {name: value[keep] for name, value in inputs.items()}
         params, value = self.heads(features, inputs)
         return self.action.log_prob(params, inputs), self.action.entropy(params), value
+
+    def backward(self, log_prob: Slope, value: Slope, entropy: Slope | None) -> None:
+        """Add to the weights' gradients, given what :meth:`evaluate` has just returned, each with its gradient."""
+        fast = self.small()
+        if fast is not None:
+            return fast.backward(log_prob[1].numpy(), value[1].numpy(), entropy[1].numpy() if entropy else None)
+        slopes = [each for each in (log_prob, value, entropy) if each is not None]
+        torch.autograd.backward([of for of, _ in slopes], [slope for _, slope in slopes])
 
     def heads(self, features: Tensor, inputs: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
         """Parameters of the action distribution, and the (normalised) value."""
