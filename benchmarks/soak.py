@@ -98,19 +98,20 @@ def judge(rows: list[dict[str, float]]) -> dict[str, float]:
     return growth
 
 
-def cycles(count: int) -> dict[str, float]:
+def cycles(count: int) -> dict[str, object]:
     """Start and stop; what is left afterwards."""
     before = look()
     litter = set(Path(tempfile.gettempdir()).iterdir()) | set(Path("/dev/shm").iterdir())
     for number in range(count):
         with tempfile.TemporaryDirectory() as folder:
-            result = run(experiment(), Path(folder) / "run", seconds=2.5)
-        print(f"cycle {number + 1}: {result.steps} steps", flush=True)
+            result = run(replace(experiment(), steps=500), Path(folder) / "run", seconds=60)
+        print(f"cycle {number + 1}: {result.steps} steps in {result.seconds:.1f} s", flush=True)
     after = look()
     left = (set(Path(tempfile.gettempdir()).iterdir()) | set(Path("/dev/shm").iterdir())) - litter
     mine = [path for path in left if not path.name.startswith("torchinductor_")]
     print(f"left: {mine}")
-    return {"cycles": count, "litter": len(mine), **{f"{name}_more": after[name] - before[name] for name in before}}
+    more = {f"{name}_more": round(after[name] - before[name], 1) for name in before}
+    return {"cycles": count, "litter": len(mine), **more}
 
 
 def draw(rows: list[dict[str, float]]) -> None:
@@ -138,20 +139,22 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--cycles", type=int, default=100)
     given = parser.parse_args()
-    rows = soak(given.minutes)
-    with open(RESULTS / "soak.csv", "w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-    draw(rows)
-    found = {
-        "minutes": given.minutes,
-        "growth_percent": judge(rows),
-        "cycles": cycles(given.cycles),
-        "machine": machine(),
-    }
-    (RESULTS / "soak.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    if given.minutes:
+        rows = soak(given.minutes)
+        with open(RESULTS / "soak.csv", "w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            table.writeheader()
+            table.writerows(rows)
+        draw(rows)
+        keep("soak.json", {"minutes": given.minutes, "growth_percent": judge(rows)})
+    if given.cycles:
+        keep("cycles.json", cycles(given.cycles))
+
+
+def keep(name: str, found: dict[str, object]) -> None:
+    whole = json.dumps({**found, "machine": machine()}, indent=1)
+    (RESULTS / name).write_text(whole + "\n")
+    print(whole)
 
 
 if __name__ == "__main__":
