@@ -84,7 +84,7 @@ class Trainer:
     slab: int = 0
     """Blocks the sample stream can hold (0: what the staleness bound needs)."""
     threads: int = 0
-    """Threads of the trainer (0: one for small observations, for images the cores that the actors leave over)."""
+    """Threads of the trainer (0: one for small observations, for images as many as there are cores)."""
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
     prefetch: bool = True
@@ -340,12 +340,10 @@ def evaluators(x: Experiment, plans: Sequence[Plan], run_dir: Path) -> list[Node
 
 
 def trainer_threads(x: Experiment, plans: Sequence[Plan]) -> int:
-    """Threads for the trainer: one for small observations, else the cores that the other workers leave over."""
+    """Threads for the trainer: one for small observations, else every core: threads that wait do not spin."""
     if x.trainer.threads:
         return x.trainer.threads
     observed = max(plan.block.fields[name].nbytes for plan in plans for name in plan.block.observations)
     if observed < _LARGE:
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    busy = x.actors.count if x.actors.inference == "inline" else x.policies.count * x.policies.threads
-    return cores if x.launcher == "inline" else max(1, cores - busy)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

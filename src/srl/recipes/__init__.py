@@ -48,7 +48,7 @@ def _halfcheetah() -> Experiment:
             normalize_obs=True,
             normalize_return=True,
         ),
-        actors=Actors(envs=32),
+        actors=Actors(count=2, envs=16),
         steps=3_000_000,
     )
 
