@@ -121,7 +121,7 @@ def test_killed_buffer_and_others_do_not_keep_dqn_from_learning_over_tcp(tmp_pat
     x = replace(base, actors=srl.Actors(envs=8, inference="remote"), transport="tcp", steps=50_000)
     victims = ["buffer-default", "actor-0", "policy-default-0", "trainer-default", "buffer-default"]
     survive(x, tmp_path / "run", victims)
-    assert evaluate(tmp_path / "run", episodes=20).return_mean >= 150  # an untrained one gets 10 to 20
+    assert evaluate(tmp_path / "run", episodes=20).return_mean >= 100  # an untrained one gets 10 to 20
 
 
 class Troubled(gymnasium.Env):

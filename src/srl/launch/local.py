@@ -66,8 +66,13 @@ class LocalLauncher:
         say: Callable[[str], None],
         stall_seconds: float = 60.0,
         memory_mb: int = 0,
+        preload: Sequence[str] = (),
     ) -> None:
-        """``memory_mb`` is what an actor may hold before it is started anew (0: anything)."""
+        """``memory_mb`` is what an actor may hold before it is started anew (0: anything).
+
+        ``preload`` are modules that all workers need, imported once for all of them.
+        """
+        self.preload = [*_PRELOAD, *preload]
         self.nodes, self.feed, self.logs, self.restarts, self.incarnation = nodes, feed, logs, restarts, incarnation
         self.say, self.stall_seconds, self.memory_mb = say, stall_seconds, memory_mb
         self.context = multiprocessing.get_context("forkserver")
@@ -80,7 +85,7 @@ class LocalLauncher:
     def run(self, ending: Callable[[], float | None]) -> None:
         """Keep the graph running until its trainers are done, a target is reached, or the run is ending."""
         self.logs.mkdir(parents=True, exist_ok=True)
-        self.context.set_forkserver_preload(_PRELOAD)
+        self.context.set_forkserver_preload(self.preload)
         for name, value in _THREADS.items():
             os.environ.setdefault(name, value)
         try:

@@ -124,6 +124,8 @@ def run(
                 run_inline(nodes, feed_worker, ending, version)
             else:
                 watched: dict[str, Any] = {"stall_seconds": x.stall_seconds, "memory_mb": x.actors.memory_mb}
+                if x.actors.inference == "inline":  # else actors stay light
+                    watched["preload"] = ["torch"]
                 logs = run_dir / "logs"
                 LocalLauncher(nodes, feed, logs, x.restarts, version, monitor.say, **watched).run(ending)
         finally:

@@ -107,7 +107,7 @@ class Monitor:
             self.measured.setdefault(key, deque(maxlen=WINDOW)).append(value)
         for text in report["notes"]:
             self.say(text)
-        self.tick()
+        self.tick(force=self.row.values.get("steps", -1.0) == self.first)  # the first update is shown at once
 
     def say(self, text: str) -> None:
         """Tell the user something."""

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from srl.core.errors import ConfigError
 from srl.core.specs import choices_of, is_image, leaves, spec_of
@@ -77,8 +78,8 @@ class NatureCNN(nn.Module):
         super().__init__()
         if len(shape) != 3 or min(shape[1:]) < 36:
             raise ConfigError(f"an image observation must be [channels, ≥36, ≥36], got {list(shape)}")
+        self.first = _orthogonal(nn.Conv2d(shape[0], 32, 8, 4))
         self.convolutions = nn.Sequential(
-            _orthogonal(nn.Conv2d(shape[0], 32, 8, 4)),
             nn.ReLU(),
             _orthogonal(nn.Conv2d(32, 64, 4, 2)),
             nn.ReLU(),
@@ -87,16 +88,19 @@ class NatureCNN(nn.Module):
             nn.Flatten(),
         )
         with torch.no_grad():
-            flat = self.convolutions(torch.zeros(1, *shape)).shape[1]
-        self.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            flat = self.convolutions(self.first(torch.zeros(1, *shape))).shape[1]
+        for part in (self.first, self.convolutions):
+            part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dense = nn.Sequential(_orthogonal(nn.Linear(flat, features)), nn.ReLU())
         self.out_features = features
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[rows, features]``."""
         # Channels last is the layout the convolution kernels work in; converting once here saves it in every layer.
-        image = x.to(torch.float32, memory_format=torch.channels_last) * (1 / 255)
-        out: Tensor = self.dense(self.convolutions(image))
+        image = x.to(torch.float32, memory_format=torch.channels_last)
+        # Bytes become numbers between 0 and 1 through the weights, which are fewer than the pixels.
+        seen = functional.conv2d(image, self.first.weight * (1 / 255), self.first.bias, self.first.stride)
+        out: Tensor = self.dense(self.convolutions(seen))
         return out
 
 
