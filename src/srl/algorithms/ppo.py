@@ -161,6 +161,9 @@ class PPOLearner(TorchLearner):
         slab = {name: torch.from_numpy(array) for name, array in batch.slab.flat.items()}
         spec, positions = batch.slab.spec, torch.from_numpy(batch.positions)
         known, targets = torch.from_numpy(prepared.known), torch.from_numpy(prepared.targets)
+        goals, norm = targets, self.policy.return_norm
+        if norm is not None:
+            goals = torch.cat([targets[:, :1], norm(targets[:, 1:])], -1)
         wanted = tuple(name for name in dict.fromkeys((*spec.inputs, *spec.outputs)) if name != "value")
 
         def gather(rows: Tensor, fields: tuple[str, ...]) -> dict[str, Tensor]:
@@ -178,7 +181,7 @@ class PPOLearner(TorchLearner):
                     return None
                 rows = chunks[:, part].reshape(-1)
                 keep = known[rows].nonzero().squeeze(-1) if config.memory else None
-                goal = targets[rows if keep is None else rows[keep]]
+                goal = goals[rows if keep is None else rows[keep]]
                 if len(goal) == 0:
                     continue
                 state = {name: slab[name][torch.from_numpy(batch.chunk_starts[part])] for name in spec.state}
@@ -199,10 +202,8 @@ class PPOLearner(TorchLearner):
         """
         import torch
 
-        config, norm = self.config, self.policy.return_norm
+        config = self.config
         advantage, returns, old = goal.unbind(-1)
-        if norm is not None:
-            returns, old = norm(returns), norm(old)
         if config.normalize_advantage and len(advantage) > 1:
             std, mean = torch.std_mean(advantage)
             advantage = (advantage - mean) / (std + 1e-8)

@@ -43,14 +43,12 @@ class ActorCritic(nn.Module):
         small = self.small()
         if small is not None:
             action, log_prob, value = small.act(inputs, generator)
-            actions, state = {self.action.names[0]: action}, {}
-        else:
-            features, state = self.trunk(inputs)
-            params, value = self.heads(features, inputs)
-            actions = self.action.draw(params, generator)
-            log_prob = self.action.log_prob(params, actions)
+            return {self.action.names[0]: action, "log_prob": log_prob, "value": value}
+        features, state = self.trunk(inputs)
+        params, value = self.heads(features, inputs)
+        actions = self.action.draw(params, generator)
         value = value if self.return_norm is None else self.return_norm.inverse(value)
-        return {**actions, **state, "log_prob": log_prob, "value": value}
+        return {**actions, **state, "log_prob": self.action.log_prob(params, actions), "value": value}
 
     def small(self) -> Small | None:
         """The same in numpy, where that is faster."""

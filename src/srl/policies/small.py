@@ -62,6 +62,7 @@ class Small:
         self.hidden = list(zip(views[0 : 2 * depth : 2], views[1 : 2 * depth : 2], strict=True))
         self.actor, self.actor_bias, self.critic, self.critic_bias = views[2 * depth : 2 * depth + 4]
         self.log_std: Any = None if self.choice else views[-1]
+        self.return_norm = policy.return_norm
         self._rooms: dict[tuple[int, bool], list[Array]] = {}
 
     def forward(self, obs: dict[str, Tensor]) -> tuple[Array, Array]:
@@ -69,8 +70,9 @@ class Small:
         x: Array = self.encoder.flatten(obs).numpy()
         norm = self.encoder.norm
         if norm is not None:
-            mean, std = norm.mean.numpy().astype(np.float32), norm.std().numpy()
-            x = np.clip((x - mean) / std, -norm.limit, norm.limit)
+            x = x - norm.mean.numpy().astype(np.float32)
+            x /= np.sqrt(norm.var.numpy() + 1e-8).astype(np.float32)
+            np.clip(x, -norm.limit, norm.limit, out=x)
         self.x, self.activations = x, self._room(len(x))
         for (weight, bias), out, tanh in zip(self.hidden, self.activations, self.tanh, strict=True):
             np.matmul(x, weight, out=out)
@@ -91,8 +93,11 @@ class Small:
         return self._rooms[rows, slopes]
 
     def act(self, obs: dict[str, Tensor], generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions (the likeliest ones without a generator), their log-probabilities, and values."""
+        """Actions (the likeliest ones without a generator), their log-probabilities, and values in reward units."""
         params, value = self.forward(obs)
+        if self.return_norm is not None:
+            value *= math.sqrt(self.return_norm.var.item() + 1e-8)
+            value += self.return_norm.mean.item()
         if self.choice is not None:
             log_p = _log_softmax(params)
             scores = log_p

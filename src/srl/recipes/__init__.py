@@ -66,7 +66,7 @@ def _pong() -> Experiment:
             anneal_steps=4_000_000,
             precision="auto",
         ),
-        actors=Actors(envs=32),
+        actors=Actors(count=2, envs=16),
         steps=2_000_000,
     )
 
