@@ -1,11 +1,12 @@
 # make train   create the environment, install, train CartPole with a live display
 # make test    lint, types, tests
+# make bench   how close to this machine's limit training runs (20 minutes); make rivals: other libraries (hours)
 VENV ?= .venv
 PYTHON ?= python3
 SRL := $(VENV)/bin/srl
 RUN := runs/cartpole-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: train test lint bench learn install clean
+.PHONY: train test lint bench rivals learn install clean
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.installed
@@ -20,7 +21,11 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 
 bench: $(VENV)/.installed-dev
-	$(SRL) bench throughput cartpole halfcheetah pong pong-4 --json benchmarks/results/throughput.json
+	$(SRL) bench roofline --json benchmarks/results/roofline.json --picture docs/img/roofline.png
+	$(SRL) bench streams --json benchmarks/results/streams.json
+
+rivals: $(VENV)/.installed-dev
+	$(SRL) bench rivals --json benchmarks/results/rivals.json
 
 learn: $(VENV)/.installed-dev
 	$(VENV)/bin/python benchmarks/learn.py
