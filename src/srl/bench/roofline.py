@@ -83,14 +83,19 @@ def main(arguments: Sequence[str]) -> int:
             last = found[work][-1]
             reached = f"{last.rate:>8,.0f} of {last.limit:>8,.0f} steps/s ({last.efficiency:.2f})"
             console.print(f"{work:12} round {number + 1}: {reached}")
+        if options.json is not None:  # after every round: a long measurement may be cut short
+            write(found, options.json)
     console.print(table(found))
     console.print(shares(found))
-    if options.json is not None:
-        rounds = {work: [{**asdict(r), "efficiency": r.efficiency} for r in rounds] for work, rounds in found.items()}
-        options.json.write_text(json.dumps({"machine": machine(), "cores": cores(), "rounds": rounds}, indent=1) + "\n")
     if options.picture is not None:
         draw(found, options.picture)
     return 0
+
+
+def write(found: dict[str, list[Round]], path: Path) -> None:
+    """All numbers, as they are."""
+    rounds = {work: [{**asdict(r), "efficiency": r.efficiency} for r in rounds] for work, rounds in found.items()}
+    path.write_text(json.dumps({"machine": machine(), "cores": cores(), "rounds": rounds}, indent=1) + "\n")
 
 
 def cores() -> int:
