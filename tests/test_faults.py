@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -56,6 +60,43 @@ def test_crash_loop_ends_with_the_original_cause_and_the_log_to_read(tmp_path):
 def test_no_restart_budget_means_no_restart(tmp_path):
     with pytest.raises(WorkerError, match="actor-0 failed after 0 restarts"):
         small(env=envs.gym(Broken), restarts=0).run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("victim", ["actor-0", "policy-default-0", "trainer-default"])
+def test_killed_worker_is_replaced_and_training_goes_on(tmp_path, victim, transport):
+    actors = srl.Actors(count=2, envs=8, ring=2, inference="remote")
+    trainer = srl.Trainer(checkpoint_seconds=0.5)
+    x = small(actors=actors, transport=transport, trainer=trainer, steps=10**9, restarts=1)
+    said, versions, steps = [], [], {"now": 0.0, "at_kill": None, "killed": None}
+
+    def feed(name, kind, report):
+        if kind == "trainer":
+            steps["now"] = report["counters"].get("updates", 0.0)
+            if "version" in report["gauges"]:
+                versions.append(report["gauges"]["version"])
+
+    nodes = wire(x, check(x), tmp_path, None)
+    launcher = LocalLauncher(nodes, feed, tmp_path / "logs", x.restarts, 0, said.append)
+    deadline = time.monotonic() + 90
+
+    def ending():
+        assert time.monotonic() < deadline, (
+            f"stuck: {steps} {said} {[p.read_text() for p in Path(tmp_path).glob('logs/*')]}"
+        )
+        child = launcher.children.get(victim)
+        if steps["killed"] is None and steps["now"] >= 5:
+            steps["killed"], steps["at_kill"] = child.process.pid, steps["now"]
+            versions.append(max(versions))
+            os.kill(child.process.pid, signal.SIGKILL)
+            steps["now"] = 0.0
+        elif steps["killed"] and child.process.pid != steps["killed"] and steps["now"] >= steps["at_kill"] + 10:
+            return time.monotonic()
+        return None
+
+    launcher.run(ending)
+    assert said == [f"{victim} killed by SIGKILL; started again (1 of 1 restarts used)"]
+    assert versions == sorted(versions)
 
 
 def test_error_the_user_must_mend_is_not_retried(tmp_path):
