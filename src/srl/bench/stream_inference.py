@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import queue as queues
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -55,12 +56,12 @@ def outputs_for(spec: BlockSpec, rows: int) -> Arrays:
     return {name: np.ones((rows, *spec.fields[name].shape), spec.fields[name].dtype) for name in spec.outputs}
 
 
-class Asker(Held):
+class Asker(Held, ABC):
     """A client: asks, waits for the answer, asks again."""
 
+    @abstractmethod
     def one(self) -> None:
         """Make one round trip."""
-        raise NotImplementedError
 
     def ask(self, start: float, end: float) -> tuple[list[float], float]:
         """Make round trips from one moment to another; how long each took, and processor time."""
@@ -72,12 +73,12 @@ class Asker(Held):
         return found, clock.read()[1]
 
 
-class Answerer(Held):
+class Answerer(Held, ABC):
     """The server: answers what comes until all is over."""
 
+    @abstractmethod
     def some(self) -> bool:
         """Answer all that is there; False if nothing came for a while."""
-        raise NotImplementedError
 
     def serve(self, end: float) -> float:
         """Answer until nobody asks any more; the processor time it took."""

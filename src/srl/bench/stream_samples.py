@@ -17,6 +17,7 @@ What is timed, from the arrival of one block to the arrival of another many bloc
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,34 +70,15 @@ def contents(spec: BlockSpec) -> dict[str, Any]:
     return found
 
 
-class Receiver(Held):
-    """Receives messages and times them."""
+class Timed(Held, ABC):
+    """Handles messages one by one, and times them."""
 
+    @abstractmethod
     def one(self) -> None:
-        """Receive a message."""
-        raise NotImplementedError
+        """Send or receive a message."""
 
-    def receive(self, count: int) -> Times:
-        """Receive ``count`` messages after the first few; the times per message."""
-        for _ in range(BLOCKS):
-            self.one()
-        clock = Clock()
-        for _ in range(count):
-            self.one()
-        seconds, processor = clock.read()
-        return seconds / count, processor / count
-
-
-class Sender(Held):
-    """Sends messages and times them."""
-
-    def one(self) -> None:
-        """Send a message."""
-        raise NotImplementedError
-
-    def send(self, count: int, first: int = BLOCKS) -> Times:
-        """Send ``count`` messages after the first few; the times per message."""
-        self.clock = Clock()
+    def timed(self, count: int, first: int) -> Times:
+        """Handle ``count`` messages after the ``first`` few; the times per message."""
         for _ in range(first):
             self.one()
         clock = Clock()
@@ -104,6 +86,23 @@ class Sender(Held):
             self.one()
         seconds, processor = clock.read()
         return seconds / count, processor / count
+
+
+class Receiver(Timed):
+    """Receives messages."""
+
+    def receive(self, count: int) -> Times:
+        """Receive ``count`` messages after the first few; the times per message."""
+        return self.timed(count, BLOCKS)
+
+
+class Sender(Timed):
+    """Sends messages."""
+
+    def send(self, count: int, first: int = BLOCKS) -> Times:
+        """Send ``count`` messages after the first few; the times per message."""
+        self.clock = Clock()
+        return self.timed(count, first)
 
     def processor(self) -> float:
         """Processor time since sending began, that of threads that go on sending included."""
