@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from running import Command, eventually
+from srl.launch import share_the_machine
 from srl.monitor.sinks import read_metrics
+
+share_the_machine()  # two tests run at once; none of the above imports numpy
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from srl.core.errors import CheckpointError, ConfigError, SrlError, UnknownName
+from srl.launch import share_the_machine
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ _Port = Annotated[int, _unless("no", metavar="PORT")]
 
 def main() -> None:
     """Entry point of the ``srl`` command."""
+    share_the_machine()
     sys.path.insert(0, str(Path.cwd()))  # for environments and algorithms of one's own
     try:
         code = _command(sys.argv[1:])

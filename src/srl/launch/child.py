@@ -124,8 +124,9 @@ def worker_main(payload: bytes, pipe: Connection, log: str, litter: str, incarna
         while link.ending_since is None:
             while link.orders:
                 worker.tell(link.orders.popleft())
-            if worker.poll(_POLL).done:
+            if worker.poll(_POLL).done and link.state != "done":
                 link.state = "done"  # others may not be, so it goes on until it is told to stop
+                link.send(state="done")  # at once: much would be trained until the next report
             link.polls += 1
         worker.stop()
         link.close()  # before the last word: a late report would take it back

@@ -21,13 +21,12 @@ import msgspec
 from srl.core.errors import ConfigError, WorkerError
 from srl.core.worker import WAITS
 from srl.experiment import Node
+from srl.launch import share_the_machine
 from srl.launch.child import STACK_SIGNAL, worker_main
 
 Feed = Callable[[str, str, dict[str, Any]], None]
 """(worker's name, kind, report)"""
 
-_THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""For workers, which share the machine: numpy has one thread each, and threads of torch do not spin while they wait."""
 _PRELOAD = ["srl.launch.child", "srl.experiment", "srl.envs", "gymnasium.vector"]
 _STOP_SECONDS = 4.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -86,8 +85,7 @@ class LocalLauncher:
         """Keep the graph running until its trainers are done, a target is reached, or the run is ending."""
         self.logs.mkdir(parents=True, exist_ok=True)
         self.context.set_forkserver_preload(self.preload)
-        for name, value in _THREADS.items():
-            os.environ.setdefault(name, value)
+        share_the_machine()
         try:
             for node in reversed(self.nodes):
                 self._start(node, 0)
