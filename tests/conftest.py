@@ -8,9 +8,8 @@ import pytest
 
 from running import Command, eventually
 from srl.launch import share_the_machine
-from srl.monitor.sinks import read_metrics
 
-share_the_machine()  # two tests run at once; none of the above imports numpy
+share_the_machine()  # two tests run at once; nothing above imports numpy
 
 
 @pytest.fixture
@@ -30,6 +29,7 @@ def srl_command():
 @pytest.fixture
 def trained_some():
     """Wait until a run has trained on something."""
+    from srl.monitor.sinks import read_metrics
 
     def wait(run_dir, steps=1, seconds=60.0):
         def condition():

@@ -73,7 +73,7 @@ def test_second_interrupt_ends_at_once(srl_command, trained_some, tmp_path):
     sent = time.monotonic()
     os.kill(command.pid, signal.SIGINT)
     code, _, err = command.finish(20)
-    assert time.monotonic() - sent < 1.5
+    assert time.monotonic() - sent < 3  # one signal alone would wait 4.5 s for the update
     assert (code, err) == (130, "")
     assert_nothing_left(command)
 

@@ -80,11 +80,12 @@ class Answerer(Held, ABC):
     def some(self) -> bool:
         """Answer all that is there; False if nothing came for a while."""
 
-    def serve(self, end: float) -> float:
-        """Answer until nobody asks any more; the processor time it took."""
+    def serve(self, over: Doorbell) -> float:
+        """Answer until nobody asks any more and ``over`` was rung; the processor time it took."""
         clock = Clock()
-        while self.some() or time.monotonic() < end:
+        while self.some() or not over.wait(0):
             pass
+        over.clear()
         return clock.read()[1]
 
 
@@ -247,13 +248,15 @@ def bound(lanes: Sequence[Lane], found: Sequence[Peer]) -> list[Lane]:
 
 def round_trips(name: str, server: End, clients: Sequence[End], seconds: float, keep: Any = None) -> Lane:
     """A lane on which all ``clients`` ask for some seconds."""
+    over = Doorbell()
 
     def run() -> Values:
         start = time.monotonic() + _LEAD
         for client in clients:
             client.tell("ask", start, start + seconds)
-        server.tell("serve", start + seconds)
+        server.tell("serve", over)
         answers = [client.hear() for client in clients]
+        over.ring()  # not before all were answered
         times = np.concatenate([found for found, _ in answers]) * 1e6
         processor = server.hear() + sum(used for _, used in answers)
         p50, p99 = np.percentile(times, [50, 99])
