@@ -129,7 +129,7 @@ def test_one_write_and_one_gather_between_environment_and_trainer_tensor(board, 
 
     def step(taken, state, keep, goal):
         got.append(taken["obs"])
-        return torch.zeros(len(METRICS))
+        return np.zeros(len(METRICS))
 
     monkeypatch.setattr(learner, "_step", step)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:

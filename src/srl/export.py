@@ -58,7 +58,6 @@ class Greedy(torch.nn.Module):
     def __init__(self, policy: torch.nn.Module, plan: Plan) -> None:
         super().__init__()
         self.policy, spaces = policy, plan.spaces
-        setattr(policy, "by_hand", False)  # what is done in numpy cannot be traced  # noqa: B010
         self.memory = plan.algorithm.memory_spec()
         first = {"first": ArraySpec((), "|b1")} if self.memory else {}
         self.inputs = {**spaces.observation_spec(), **spaces.mask_spec(), **self.memory, **first}

@@ -34,10 +34,11 @@ class Adam:
         """Forget the gradient."""
         self.grad.zero_()
 
-    def clip(self, longest: float) -> Tensor:
+    def clip(self, longest: float) -> float:
         """Shorten the gradient to ``longest``; how long it was."""
-        length: Tensor = torch.linalg.vector_norm(self.grad)
-        self.grad.mul_((longest / (length + 1e-6)).clamp(max=1.0))
+        length: float = torch.linalg.vector_norm(self.grad).item()
+        if length + 1e-6 > longest:
+            self.grad.mul_(longest / (length + 1e-6))
         return length
 
     def step(self) -> None:

@@ -188,7 +188,7 @@ class DQNLearner(TorchLearner):
         loss.backward()  # type: ignore[no-untyped-call]
         length = self.optimizer.clip(self.config.max_grad_norm)
         self.optimizer.step()
-        return (goal - value).detach(), torch.stack([loss.detach(), value.detach().mean(), length])
+        return (goal - value).detach(), torch.tensor([loss.item(), value.mean().item(), length])
 
     def state(self) -> State:
         """See :class:`Learner`."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from srl.policies.actor_critic import ActorCritic
 
 
+_GATHERED = 2**18
+"""Bytes of samples gathered at once: what fits into a core's cache."""
 METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "grad_norm")
 
 
@@ -123,7 +125,7 @@ class Prepared:
     known: Array
     """Which entries can be trained on: real transitions whose outcome is in the batch."""
     targets: Array
-    """Advantage, return and old value of every entry."""
+    """Advantage, return and old value, each of every entry."""
 
 
 class PPOLearner(TorchLearner):
@@ -148,85 +150,98 @@ class PPOLearner(TorchLearner):
         reward, terminated, truncated = (batch.small(name)[:-1] for name in ("reward", "terminated", "truncated"))
         discounts = self.config.gamma, self.config.lam
         advantage, known = gae(reward, value, terminated, truncated, valid, *discounts, first)
-        targets = np.stack([advantage, advantage + value[:-1], value[:-1]], -1)
-        return Prepared(batch, known.reshape(-1), targets.reshape(-1, 3))
+        targets = np.stack([advantage, advantage + value[:-1], value[:-1]])
+        return Prepared(batch, known.reshape(-1), targets.reshape(3, -1))
 
     def train(self, prepared: Prepared, steps: int, interrupted: Interrupted) -> dict[str, float] | None:
         """See :class:`Learner`."""
         import torch
 
-        config, batch = self.config, prepared.batch
+        config, batch, known = self.config, prepared.batch, prepared.known
         left = self.anneal(config.lr, config.anneal_steps, steps)
         self.bonus = config.entropy * (left if config.anneal_entropy else 1.0)
         slab = {name: torch.from_numpy(array) for name, array in batch.slab.flat.items()}
-        spec, positions = batch.slab.spec, torch.from_numpy(batch.positions)
-        known, targets = torch.from_numpy(prepared.known), torch.from_numpy(prepared.targets)
-        goals, norm = targets, self.policy.return_norm
+        spec, goals, norm = batch.slab.spec, prepared.targets, self.policy.return_norm
         if norm is not None:
-            goals = torch.cat([targets[:, :1], norm(targets[:, 1:])], -1)
+            scaled = norm(torch.from_numpy(goals[1:]).to(self.device)).cpu().numpy()
+            goals = np.concatenate([goals[:1], scaled])
         wanted = tuple(name for name in dict.fromkeys((*spec.inputs, *spec.outputs)) if name != "value")
 
-        def gather(rows: Tensor, fields: tuple[str, ...]) -> dict[str, Tensor]:
-            where = positions.index_select(0, rows)
+        def gather(rows: Array, fields: tuple[str, ...]) -> dict[str, Tensor]:
+            where = torch.from_numpy(batch.positions[rows])
             return {name: slab[name].index_select(0, where).to(self.device) for name in fields}
 
         # What is shuffled: single entries, or with a memory whole chunks of them.
-        index = known.nonzero().squeeze(-1)
-        chunks = torch.from_numpy(batch.chunks()) if config.memory else index.unsqueeze(0)
-        count = max(1, config.minibatch // len(chunks))
-        sums, done = torch.zeros(len(METRICS), device=self.device), 0
+        index = np.flatnonzero(known)
+        chunks = batch.chunks() if config.memory else index[None]
+        size = max(1, config.minibatch // len(chunks))
+        # Several minibatches are gathered at once where they are small.
+        nbytes = sum(spec.fields[name].nbytes for name in wanted) * size
+        together = 1 if config.memory else max(1, _GATHERED // nbytes)
+        sums, done = np.zeros(len(METRICS)), 0
         for _ in range(config.epochs):
-            for part in torch.split(torch.randperm(chunks.shape[1], generator=self.generator), count):
-                if interrupted():
-                    return None
+            order = torch.randperm(chunks.shape[1], generator=self.generator).numpy()
+            for start in range(0, len(order), size * together):
+                part = order[start : start + size * together]
                 rows = chunks[:, part].reshape(-1)
-                keep = known[rows].nonzero().squeeze(-1) if config.memory else None
-                goal = goals[rows if keep is None else rows[keep]]
-                if len(goal) == 0:
-                    continue
+                keep = torch.from_numpy(np.flatnonzero(known[rows])) if config.memory else None
                 state = {name: slab[name][torch.from_numpy(batch.chunk_starts[part])] for name in spec.state}
-                sums, done = sums + self._step(gather(rows, wanted), state, keep, goal.to(self.device)), done + 1
-            if config.target_kl and done and sums[METRICS.index("kl")] / done > config.target_kl:
+                inputs, goal = gather(rows, wanted), goals[:, rows if keep is None else rows[keep.numpy()]]
+                for begin in range(0, goal.shape[1], size * len(chunks)):
+                    if interrupted():
+                        return None
+                    here = slice(begin, begin + size * len(chunks))
+                    minibatch = {name: field[here] for name, field in inputs.items()}
+                    sums += self._step(minibatch, state, keep, goal[:, here])
+                    done += goal[:, here].shape[1]
+            if config.target_kl and sums[METRICS.index("kl")] > config.target_kl * done:
                 break
         # Afterwards, so that this update's ratios start at exactly 1.
         if config.normalize_obs or config.normalize_return:
-            self.policy.observe(gather(index, spec.observations), targets[index, 1].to(self.device))
+            returns = torch.from_numpy(prepared.targets[1, index])
+            self.policy.observe(gather(index, spec.observations), returns.to(self.device))
         means = dict(zip(METRICS, (sums / max(done, 1)).tolist(), strict=True))
         return {**means, "lr": self.optimizer.param_groups[0]["lr"]}
 
-    def _step(self, batch: dict[str, Tensor], state: dict[str, Tensor], keep: Tensor | None, goal: Tensor) -> Tensor:
-        """One gradient step; the values of METRICS.
+    def _step(self, batch: dict[str, Tensor], state: dict[str, Tensor], keep: Tensor | None, goal: Array) -> Array:
+        """One gradient step; the values of METRICS, summed over the samples.
 
-        The loss is simple enough to write its derivatives down, which saves autograd half of its work here; from
-        log-probabilities, values and entropies on down into the network it goes on as usual.
+        The loss is simple enough to write its derivatives down; from log-probabilities, values and entropies on down
+        into the network autograd does the rest. For a few hundred numbers numpy is several times faster than torch.
         """
-        import torch
-
-        config = self.config
-        advantage, returns, old = goal.unbind(-1)
-        if config.normalize_advantage and len(advantage) > 1:
-            std, mean = torch.std_mean(advantage)
-            advantage = (advantage - mean) / (std + 1e-8)
         log_prob, entropy, value = self.policy.evaluate(batch, state, keep)
-        with torch.no_grad():
-            log_ratio = log_prob - (batch["log_prob"] if keep is None else batch["log_prob"][keep])
-            ratio = log_ratio.exp()
-            clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
-            gain, bound = ratio * advantage, clipped * advantage
-            error = value - returns
-            square = error.square()
-            if config.value_clip:
-                moved = value - old
-                kept = moved.clamp(-config.value_clip, config.value_clip)
-                near = (old + kept - returns).square()
-                error, square = error.where((moved == kept) | (near <= square), 0.0), near.max(square)
-            # The objective is the lesser of gain and bound; where that is the bound, it is flat.
-            share = 1 / len(goal)
-            slope = gain.where(gain <= bound, 0.0) * -share
-            bonus = (entropy, torch.full_like(entropy, -self.bonus * share)) if self.bonus else None
-            means = torch.stack([-gain.min(bound), 0.5 * square, entropy, ratio - 1 - log_ratio, ratio != clipped])
+        acted = batch["log_prob"] if keep is None else batch["log_prob"][keep]
+        arrays = (each.detach().cpu().numpy() for each in (log_prob, acted, value, entropy))
+        slopes, sums = self._slopes(*arrays, *goal)
         self.optimizer.zero_grad()
-        self.policy.backward((log_prob, slope), (value, error * (config.value_coef * share)), bonus)
-        length = self.optimizer.clip(config.max_grad_norm)
+        self.policy.backward(*zip((log_prob, value, entropy), slopes, strict=True))
+        sums[-1] = self.optimizer.clip(self.config.max_grad_norm) * goal.shape[1]
         self.optimizer.step()
-        return torch.cat([means.mean(1), length.unsqueeze(0)])
+        return sums
+
+    def _slopes(
+        self, log_prob: Array, acted: Array, value: Array, entropy: Array, advantage: Array, returns: Array, old: Array
+    ) -> tuple[list[Array | None], Array]:
+        """Derivatives of the loss with respect to log-probability, value and entropy, and sums of METRICS."""
+        config, share = self.config, np.float32(1 / len(value))
+        if config.normalize_advantage and len(value) > 1:
+            advantage = advantage - advantage.mean()
+            advantage /= np.sqrt(advantage @ advantage / (len(value) - 1)) + np.float32(1e-8)
+        log_ratio = log_prob - acted
+        ratio = np.exp(log_ratio)
+        clipped = np.minimum(np.maximum(ratio, np.float32(1 - config.clip)), np.float32(1 + config.clip))
+        gain, bound = ratio * advantage, clipped * advantage
+        error = value - returns
+        square = error * error
+        if config.value_clip:
+            moved = value - old
+            kept = moved.clip(-config.value_clip, config.value_clip)
+            near = (old + kept - returns) ** 2
+            error, square = np.where((moved == kept) | (near <= square), error, 0), np.maximum(near, square)
+        # The objective is the lesser of gain and bound; where that is the bound, it is flat.
+        slopes = [np.where(gain <= bound, gain, 0) * -share, error * (np.float32(config.value_coef) * share), None]
+        if self.bonus:
+            slopes[2] = np.full_like(entropy, -self.bonus * share)
+        lesser, kl = np.minimum(gain, bound), ratio - log_ratio
+        sums = [-lesser.sum(), 0.5 * square.sum(), entropy.sum(), kl.sum() - len(value), np.sum(ratio != clipped), 0.0]
+        return slopes, np.array(sums)

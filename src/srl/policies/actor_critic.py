@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -12,8 +14,8 @@ from srl.policies.networks import Encoder, RunningNorm, head
 from srl.policies.small import Small, small
 from srl.policies.trunk import Trunk
 
-Slope = tuple[Tensor, Tensor]
-"""Something and the gradient of the loss with respect to it."""
+Slope = tuple[Tensor, Any]
+"""Something and the gradient of the loss with respect to it, an array; None: it is of no account."""
 
 
 class ActorCritic(nn.Module):
@@ -40,10 +42,6 @@ class ActorCritic(nn.Module):
 
     def act(self, inputs: dict[str, Tensor], generator: torch.Generator | None) -> dict[str, Tensor]:
         """Actions (the likeliest ones without a generator), their log-probability, and the value in reward units."""
-        small = self.small()
-        if small is not None:
-            action, log_prob, value = small.act(inputs, generator)
-            return {self.action.names[0]: action, "log_prob": log_prob, "value": value}
         features, state = self.trunk(inputs)
         params, value = self.heads(features, inputs)
         actions = self.action.draw(params, generator)
@@ -77,12 +75,14 @@ class ActorCritic(nn.Module):
         params, value = self.heads(features, inputs)
         return self.action.log_prob(params, inputs), self.action.entropy(params), value
 
-    def backward(self, log_prob: Slope, value: Slope, entropy: Slope | None) -> None:
+    def backward(self, log_prob: Slope, value: Slope, entropy: Slope) -> None:
         """Add to the weights' gradients, given what :meth:`evaluate` has just returned, each with its gradient."""
         fast = self.small()
         if fast is not None:
-            return fast.backward(log_prob[1].numpy(), value[1].numpy(), entropy[1].numpy() if entropy else None)
-        slopes = [each for each in (log_prob, value, entropy) if each is not None]
+            return fast.backward(log_prob[1], value[1], entropy[1])
+        slopes = [
+            (of, torch.from_numpy(slope).to(of.device)) for of, slope in (log_prob, value, entropy) if slope is not None
+        ]
         torch.autograd.backward([of for of, _ in slopes], [slope for _, slope in slopes])
 
     def heads(self, features: Tensor, inputs: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:

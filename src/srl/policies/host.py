@@ -39,6 +39,7 @@ class PolicyHost:
         self.policy: Any = algorithm.policy(spaces)
         self.policy.eval()
         self.version = -1
+        self._small = getattr(self.policy, "small", lambda: None)
         self.generator = torch.Generator().manual_seed(seed)
         self._explore = explore
         self._like = arrays_of(self.policy)
@@ -74,10 +75,14 @@ class PolicyHost:
         return {**outputs, **before, "first": fresh}
 
     def _run(self, inputs: Arrays, clients: Array) -> Arrays:
+        generator, small = self.generator if self._explore else None, self._small()
+        if small is not None:
+            found: Arrays = small.act(inputs, generator)
+            return found
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
             tensors["rank"] = torch.from_numpy(self._rank[clients].reshape(-1))
-            outputs = self.policy.act(tensors, self.generator if self._explore else None)
+            outputs = self.policy.act(tensors, generator)
             return {name: tensor.numpy() for name, tensor in outputs.items()}
 
     def state(self) -> State:

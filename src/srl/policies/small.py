@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from srl.core.specs import Array
+from srl.core.specs import Array, Arrays
 from srl.policies.distributions import Categorical, Gaussian
 from srl.policies.networks import Tanh, Twins
 
@@ -46,6 +46,8 @@ class Small:
 
     def __init__(self, policy: ActorCritic) -> None:
         self.encoder = policy.trunk.encoder
+        self.plain = self.encoder.vectors[0] if len(self.encoder.vectors) == 1 and not self.encoder.discrete else ""
+        self.name = policy.action.names[0]
         head: Any = policy.action.heads[0]
         layers = list(self.encoder.mlp.layers)
         self.choice: Categorical | None = head if isinstance(head, Categorical) else None
@@ -63,15 +65,11 @@ class Small:
         self.log_std: Any = None if self.choice else views[-1]
         self.return_norm = policy.return_norm
         self._rooms: dict[tuple[int, bool], list[Array]] = {}
+        self._norm_version = -1
 
-    def forward(self, obs: dict[str, Tensor]) -> tuple[Array, Array]:
+    def forward(self, obs: Arrays) -> tuple[Array, Array]:
         """Logits or means ``[rows, …]``, and values ``[rows]``."""
-        x: Array = self.encoder.flatten(obs).numpy()
-        norm = self.encoder.norm
-        if norm is not None:
-            x = x - norm.mean.numpy().astype(np.float32)
-            x /= np.sqrt(norm.var.numpy() + 1e-8).astype(np.float32)
-            np.clip(x, -norm.limit, norm.limit, out=x)
+        x = self._normal(self._flat(obs))
         self.x, self.activations = x, self._room(len(x))
         for (weight, bias), out, tanh in zip(self.hidden, self.activations, self.tanh, strict=True):
             np.matmul(x, weight, out=out)
@@ -82,6 +80,29 @@ class Small:
         params += self.actor_bias
         return params, np.matmul(x[1], self.critic[0]) + self.critic_bias[0]
 
+    def _flat(self, obs: Arrays) -> Array:
+        """All observed fields side by side."""
+        if self.plain:
+            x = obs[self.plain]
+            return x.reshape(len(x), -1).astype(np.float32, copy=False)
+        found: Array = self.encoder.flatten(
+            {name: torch.from_numpy(obs[name]) for name in self.encoder.vectors}
+        ).numpy()
+        return found
+
+    def _normal(self, x: Array) -> Array:
+        """``x`` normalised, where that is asked for."""
+        norm = self.encoder.norm
+        if norm is None:
+            return x
+        if norm.var._version != self._norm_version:  # torch counts how often a tensor was written
+            self._norm_version = norm.var._version
+            self._mean, self._std = norm.mean.float().numpy(), norm.std().numpy()
+        x = x - self._mean
+        x /= self._std
+        np.maximum(x, np.float32(-norm.limit), out=x)
+        return np.minimum(x, np.float32(norm.limit), out=x)
+
     def _room(self, rows: int, *, slopes: bool = False) -> list[Array]:
         """Arrays for the activations of all layers, or for their gradients; kept from call to call."""
         if (rows, slopes) not in self._rooms:
@@ -91,12 +112,12 @@ class Small:
             self._rooms[rows, slopes] = [np.empty(shape, np.float32) for shape in shapes]
         return self._rooms[rows, slopes]
 
-    def act(self, obs: dict[str, Tensor], generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
+    def act(self, obs: Arrays, generator: torch.Generator | None) -> Arrays:
         """Actions (the likeliest ones without a generator), their log-probabilities, and values in reward units."""
         params, value = self.forward(obs)
         if self.return_norm is not None:
-            value *= math.sqrt(self.return_norm.var.item() + 1e-8)
-            value += self.return_norm.mean.item()
+            value *= np.float32(math.sqrt(self.return_norm.var.item() + 1e-8))
+            value += np.float32(self.return_norm.mean.item())
         if self.choice is not None:
             log_p = _log_softmax(params)
             scores = log_p
@@ -109,22 +130,23 @@ class Small:
             noise = np.zeros_like(params)
             if generator is not None:
                 noise = torch.empty(params.shape).normal_(generator=generator).numpy()
-            actions = params + np.exp(self.log_std) * noise
+            actions = np.exp(self.log_std) * noise
+            actions += params
             log_prob = _log_density(noise, self.log_std)
-        found = torch.from_numpy(actions).reshape(-1, *self.shape)
-        return found, torch.from_numpy(log_prob), torch.from_numpy(value)
+        return {self.name: actions.reshape(-1, *self.shape), "log_prob": log_prob, "value": value}
 
     def evaluate(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities of the actions, entropies and values."""
-        params, value = self.forward(inputs)
-        action: Array = inputs["action"].numpy()
+        arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
+        params, value = self.forward(arrays)
+        action = arrays[self.name]
         if self.choice is not None:
             chosen = action if self.choice.start is None else action - self.choice.start.numpy()
             self.log_p = _log_softmax(params)
             self.p = np.exp(self.log_p)
             self.chosen = np.arange(len(chosen)), chosen
             log_prob = self.log_p[self.chosen]
-            self.entropy: Array = -np.einsum("ij,ij->i", self.p, self.log_p)
+            self.entropy: Array = -np.vecdot(self.p, self.log_p)
         else:
             self.scaled = (action.reshape(params.shape) - params) * np.exp(-self.log_std)
             log_prob = _log_density(self.scaled, self.log_std)
@@ -186,5 +208,5 @@ def _log_softmax(logits: Array) -> Array:
 
 def _log_density(scaled: Array, log_std: Array) -> Array:
     constant = np.float32(log_std.sum() + 0.5 * len(log_std) * math.log(2 * math.pi))
-    found: Array = -0.5 * np.einsum("ij,ij->i", scaled, scaled) - constant
+    found: Array = -0.5 * np.vecdot(scaled, scaled) - constant
     return found
