@@ -70,29 +70,29 @@ class BlockSpec:
     chunk: int = 0
     """Steps between two states of a recurrent policy."""
 
-    @property
+    @cached_property
     def observations(self) -> tuple[str, ...]:
         """Names of the observation's fields, action masks among them."""
         return tuple(name for name in self.fields if name.split("/")[0] in ("obs", "mask"))
 
-    @property
+    @cached_property
     def state(self) -> tuple[str, ...]:
         """Names of the fields that hold a recurrent policy's memory."""
         return tuple(name for name in self.fields if name.startswith("state/") and self.chunk)
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Names of the fields a policy reads."""
         return (*self.observations, "first", "valid") if self.state else self.observations
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[str, ...]:
         """Names of the fields a policy writes at every step (its action among them)."""
         fixed = {*self.observations, *self.state, *STEP_FIELDS}
         # Whether its memory began anew is for the policy to say: it may have lost it.
         return (*(name for name in self.fields if name not in fixed), *(("first",) if self.state else ()))
 
-    @property
+    @cached_property
     def actions(self) -> tuple[str, ...]:
         """Names of the action's fields."""
         return tuple(name for name in self.fields if name.split("/")[0] == "action")

@@ -72,6 +72,7 @@ class Fields:
         if mask and not self.masks:
             raise ConfigError(f"{where}: mask={mask!r}, but the action space {action} has no discrete part to mask")
         self.float_paths = [leaf.path for leaf in self.leaves if leaf.dtype.kind == "f"]
+        self._batch = _batcher("action", action)
         self.float_actions = [path for path, spec in self.spaces.action_spec().items() if "f" in spec.dtype]
 
     def at(self, copy: int) -> str:
@@ -162,7 +163,7 @@ class Fields:
 
     def batch(self, fields: Arrays) -> Any:
         """The actions of all rows, in the form a vector environment's ``step`` takes."""
-        return _batched("action", self.spaces.action, fields)
+        return self._batch(fields)
 
     def rows(self, fields: Arrays) -> Callable[[int], Any]:
         """A function from a row to its action, in the form an environment's ``step`` takes."""
@@ -250,14 +251,18 @@ def _flags(value: Any) -> Array:
     return np.asarray(value)
 
 
-def _batched(name: str, space: gymnasium.Space[Any], fields: Arrays) -> Any:
+def _batcher(name: str, space: gymnasium.Space[Any]) -> Callable[[Arrays], Any]:
+    """A function from the fields of an action to what a vector environment takes."""
     if isinstance(space, gymnasium.spaces.Dict):
-        return {key: _batched(f"{name}/{key}", child, fields) for key, child in space.spaces.items()}
+        named = {key: _batcher(f"{name}/{key}", child) for key, child in space.spaces.items()}
+        return lambda fields: {key: make(fields) for key, make in named.items()}
     if isinstance(space, gymnasium.spaces.Tuple):
-        return tuple(_batched(f"{name}/{i}", child, fields) for i, child in enumerate(space.spaces))
+        placed = [_batcher(f"{name}/{i}", child) for i, child in enumerate(space.spaces)]
+        return lambda fields: tuple(make(fields) for make in placed)
     if isinstance(space, gymnasium.spaces.Box):
-        return np.clip(fields[name], space.low, space.high)
-    return fields[name].copy()  # an environment that keeps or changes its action must not change the block
+        low, high = space.low, space.high
+        return lambda fields: np.minimum(np.maximum(fields[name], low), high)
+    return lambda fields: fields[name].copy()  # who keeps or changes its action must not change the block
 
 
 def _by_row(values: Any, space: gymnasium.Space[Any]) -> Callable[[int], Any]:

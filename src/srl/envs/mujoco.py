@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from srl.core.specs import Array, Arrays
+from srl.core.worker import State
 from srl.envs.base import StepViews
 from srl.envs.loop import Env, GymLoop
 from srl.envs.single import Watch
@@ -98,35 +99,45 @@ class MujocoLoop(GymLoop):
         self._model: Any = robot.env.model  # the copies' models are alike; one for all stays in the cache
         self._position: Array = np.zeros((copies, self._model.nq))
         self._velocity: Array = np.zeros((copies, self._model.nv))
-        self._simulations: list[tuple[Any, Any, Array, Array, Array]] = []
+        self._copies: list[tuple[Any, Any, Array]] = []
+        """Time limit, simulation and its control of every copy; looked up anew when copies have changed."""
 
     def _fresh(self, row: int) -> Any:
-        self._simulations = []
+        self._copies = []
         return super()._fresh(row)
 
-    def _simulation(self, limit: Any) -> tuple[Any, Any, Array, Array, Array]:
-        data = limit.unwrapped.data
-        return limit, data, data.qpos, data.qvel, data.ctrl
+    def load_state(self, state: State) -> None:
+        """See :class:`GymLoop`."""
+        self._copies = []
+        super().load_state(state)
+
+    def _look_up(self) -> None:
+        data = [env.unwrapped.data for env in self.envs]  # type: ignore[attr-defined]
+        self._copies = [(env, each, each.ctrl) for env, each in zip(self.envs, data, strict=True)]
+        self._positions, self._velocities = [each.qpos for each in data], [each.qvel for each in data]
 
     def step_copies(self, actions: Arrays, ended: list[bool], views: StepViews) -> None:
         """See :class:`GymLoop`."""
-        if not self._simulations:
-            self._simulations = [self._simulation(env) for env in self.envs]
+        if not self._copies:
+            self._look_up()
         control = np.asarray(self.fields.batch(actions))
-        before: Array = np.array([position[0] for _, _, position, _, _ in self._simulations])
+        before: Array = np.array([position[0] for position in self._positions])
         step, model, frames = self._mj_step, self._model, self._robot.env.frame_skip
-        for row, (limit, data, position, velocity, ctrl) in enumerate(self._simulations):
+        truncated = [False] * self.copies
+        for row, (limit, data, ctrl) in enumerate(self._copies):
             if ended[row]:
                 self.begin(row, limit.reset(), views.after)
             else:
                 ctrl[:] = control[row]
                 step(model, data, frames)
                 limit._elapsed_steps += 1
-                views.truncated[row] = limit._elapsed_steps >= limit._max_episode_steps
-            self._position[row], self._velocity[row] = position, velocity
+                truncated[row] = limit._elapsed_steps >= limit._max_episode_steps
+        np.concatenate(self._positions, out=self._position.reshape(-1))
+        np.concatenate(self._velocities, out=self._velocity.reshape(-1))
         self.fields.write_batch(self._robot.observation(self._position, self._velocity), views.after.obs)
         reward, over = self._robot.outcome(before, self._position, self._velocity, control)
         running = ~np.array(ended)
+        views.truncated[:] = truncated
         np.multiply(reward, running, out=views.reward, casting="same_kind")
         np.logical_and(over, running, out=views.terminated)
         np.logical_or(views.terminated, views.truncated, out=self.ended)

@@ -39,6 +39,7 @@ class ActorCritic(nn.Module):
         """Whether :mod:`srl.policies.small` may be used."""
         self._small: Small | None = None
         self._looked = -1
+        self._anchor = (self.value.weight,)  # a tuple: looking a weight up in a module takes a while
 
     def act(self, inputs: dict[str, Tensor], generator: torch.Generator | None) -> dict[str, Tensor]:
         """Actions (the likeliest ones without a generator), their log-probability, and the value in reward units."""
@@ -52,7 +53,7 @@ class ActorCritic(nn.Module):
         """The same in numpy, where that is faster."""
         if not self.by_hand:
             return None
-        place = self.value.weight.data_ptr()
+        place = self._anchor[0].data_ptr()
         if self._looked != place:  # the first time, or the weights have moved
             self._small, self._looked = small(self), place
         return self._small

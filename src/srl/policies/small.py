@@ -65,7 +65,7 @@ class Small:
         self.log_std: Any = None if self.choice else views[-1]
         self.return_norm = policy.return_norm
         self._rooms: dict[tuple[int, bool], list[Array]] = {}
-        self._norm_version = -1
+        self._norm_version = self._return_version = -1
 
     def forward(self, obs: Arrays) -> tuple[Array, Array]:
         """Logits or means ``[rows, …]``, and values ``[rows]``."""
@@ -116,8 +116,11 @@ class Small:
         """Actions (the likeliest ones without a generator), their log-probabilities, and values in reward units."""
         params, value = self.forward(obs)
         if self.return_norm is not None:
-            value *= np.float32(math.sqrt(self.return_norm.var.item() + 1e-8))
-            value += np.float32(self.return_norm.mean.item())
+            if self.return_norm.var._version != self._return_version:
+                self._return_version = self.return_norm.var._version
+                self._spread, self._middle = self.return_norm.std().numpy(), self.return_norm.mean.float().numpy()
+            value *= self._spread
+            value += self._middle
         if self.choice is not None:
             log_p = _log_softmax(params)
             scores = log_p
