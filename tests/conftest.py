@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,13 @@ from running import Command, eventually
 from srl.launch import share_the_machine
 
 share_the_machine()  # two tests run at once; nothing above imports numpy
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """What tests calibrate is not kept for the user; matplotlib's list of fonts, slow to make, is shared."""
+    os.environ.setdefault("MPLCONFIGDIR", str(Path("~/.cache/matplotlib").expanduser()))
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture

@@ -40,7 +40,9 @@ class Broken(gymnasium.Env):
 
 
 def small(**changes):
-    base = replace(recipe("cartpole"), actors=srl.Actors(envs=16), algorithm=srl.PPO(horizon=32, minibatch=128))
+    base = replace(
+        recipe("cartpole"), actors=srl.Actors(count=1, envs=16), algorithm=srl.PPO(horizon=32, minibatch=128)
+    )
     return replace(base, **changes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.forkserver
 import os
 import sys
 import time
@@ -18,9 +19,9 @@ from srl.recipes import recipe
 LAYOUTS = {
     "inline launcher": {"launcher": "inline", "trainer": srl.Trainer(threads=1)},
     "local, inline inference": {},
-    "local, remote inference over shm": {"actors": srl.Actors(envs=32, ring=2, inference="remote")},
+    "local, remote inference over shm": {"actors": srl.Actors(count=1, envs=32, ring=2, inference="remote")},
     "local, remote inference and samples over tcp": {
-        "actors": srl.Actors(envs=32, ring=2, inference="remote"),
+        "actors": srl.Actors(count=1, envs=32, ring=2, inference="remote"),
         "transport": "tcp",
     },
 }
@@ -44,7 +45,7 @@ MORE = {
     "synchronous": {"algorithm": srl.PPO(horizon=32, max_staleness=0)},
     "synchronous, remote, tcp": {
         "algorithm": srl.PPO(horizon=32, max_staleness=0),
-        "actors": srl.Actors(envs=8, inference="remote"),
+        "actors": srl.Actors(count=1, envs=8, inference="remote"),
         "transport": "tcp",
     },
     "very stale": {"algorithm": srl.PPO(horizon=32, max_staleness=5)},
@@ -92,8 +93,9 @@ def watch(x, run_dir, look):
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_actor_with_remote_inference_is_light(tmp_path, transport):
-    x = replace(recipe("cartpole"), actors=srl.Actors(envs=64, inference="remote"), transport=transport)
+    x = replace(recipe("cartpole"), actors=srl.Actors(count=1, envs=64, inference="remote"), transport=transport)
     deadline = time.monotonic() + 60
+    multiprocessing.forkserver._forkserver._stop()  # an earlier test's may have imported torch
 
     def look(children, updates):
         actor = children.get("actor-0")

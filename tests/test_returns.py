@@ -231,7 +231,7 @@ def test_before_a_step_that_failed_the_value_is_that_of_the_observation_it_began
     if isinstance(algorithm, srl.PPO):
         fields["value"][:, 0] = fields["obs"][:, 0, 0]
         prepared = algorithm.learner(spaces, 0, "cpu").prepare(Batch(slab, [0]))
-        assert prepared.targets[0, 1] == pytest.approx(1 + 0.5 * 2, abs=0.1)
+        assert prepared.targets[1, 0] == pytest.approx(1 + 0.5 * 2, abs=0.1)
     else:
         store = ReplayStore(slab, algorithm.replay(), 1, 0)
         store.insert(0)

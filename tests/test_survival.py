@@ -132,7 +132,7 @@ def test_killed_actors_policies_trainer_and_evaluator_do_not_keep_ppo_from_learn
 def test_killed_buffer_and_others_do_not_keep_dqn_from_learning(tmp_path, transport):
     x = replace(
         recipe("cartpole-dqn"),
-        actors=srl.Actors(envs=8, inference="remote"),
+        actors=srl.Actors(count=1, envs=8, inference="remote"),
         trainer=srl.Trainer(checkpoint_seconds=0.5),
         evaluator=srl.Evaluator(count=1, seconds=0.5),
         transport=transport,
@@ -175,7 +175,7 @@ class Troubled(gymnasium.Env):
 def troubled(trouble, **changes):
     env = envs.gym(Troubled, trouble=trouble, **changes.pop("kwargs", {}))
     algorithm = srl.PPO(horizon=16, minibatch=32, epochs=1)
-    return replace(srl.Experiment(env, algorithm, actors=srl.Actors(envs=2)), steps=4000, **changes)
+    return replace(srl.Experiment(env, algorithm, actors=srl.Actors(count=1, envs=2)), steps=4000, **changes)
 
 
 def watched(x, run_dir):
@@ -216,7 +216,7 @@ def test_environment_that_crashed_once_is_forgiven(tmp_path):
 
 
 def test_leaking_environment_is_started_anew_at_its_limit_and_that_costs_no_restart(tmp_path):
-    x = troubled("leak", restarts=0, actors=srl.Actors(envs=2, inference="remote", memory_mb=400))
+    x = troubled("leak", restarts=0, actors=srl.Actors(count=1, envs=2, inference="remote", memory_mb=400))
     said = watched(x, tmp_path / "run")
     assert said
     assert all("more than 400; started again" in text for text in said)

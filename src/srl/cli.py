@@ -164,9 +164,21 @@ class TrainOptions:
 def _train(arguments: Sequence[str]) -> int:
     from srl.launch.run import run
 
-    x, options = _experiment(_recipe_first(arguments))
+    x, options = _experiment(_actors_in_short(_recipe_first(arguments)))
     sinks, show = _sinks(options), _display(options.quiet)
     return _finish(lambda: run(x, options.out, display=show, sinks=sinks), options.quiet)
+
+
+def _actors_in_short(arguments: Sequence[str]) -> list[str]:
+    """The arguments with ``--actors auto`` and ``--actors 4`` as options that exist: auto is a count of 0."""
+    found: list[str] = []
+    for argument in arguments:
+        short = argument == "--actors" or argument.startswith("--actors=")
+        given = argument.replace("--actors", "--actors.count", 1) if short else argument
+        if given == "auto" and found[-1:] == ["--actors.count"]:
+            given = "0"
+        found.append("--actors.count=0" if given == "--actors.count=auto" else given)
+    return found
 
 
 def _recipe_first(arguments: Sequence[str]) -> list[str]:

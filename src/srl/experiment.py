@@ -21,7 +21,7 @@ from srl.core.seeding import derive
 from srl.core.slab import BlockSpec
 from srl.core.worker import Worker
 from srl.envs.base import EnvConfig
-from srl.plan import Plan, checkpoint_store, opponent_store
+from srl.plan import Plan, checkpoint_store, opponent_store, settled
 from srl.services.checkpoints import CheckpointStore
 from srl.services.names import FileNames
 from srl.streams.combine import NullSamples, TeeSamples
@@ -53,10 +53,10 @@ _BATCHES = 3
 class Actors:
     """Who steps the environments."""
 
-    count: int = 1
-    """Actor workers."""
+    count: int = 0
+    """Actor workers (0 or --actors auto: as many as suit this machine, after stepping a few copies for a moment)."""
     envs: int = 32
-    """Environment copies in one vector."""
+    """Environment copies in one vector; if the number of actors is left open, in all vectors of all actors."""
     ring: int = 1
     """Vectors an actor steps in turn: while one waits for actions the next one steps (for remote inference)."""
     inference: Literal["inline", "remote"] = "inline"
@@ -179,6 +179,7 @@ class Node:
 
 def wire(x: Experiment, plans: Sequence[Plan], run_dir: Path, resume: str | None) -> list[Node]:
     """The graph: every stream is made here and handed to the workers it joins. Actors first, trainers after buffers."""
+    x = settled(x)
     make = Streams(x, run_dir)
     threads = trainer_threads(x, plans)
     routes: list[list[Route]] = [[] for _ in range(x.actors.count)]
@@ -346,4 +347,9 @@ def trainer_threads(x: Experiment, plans: Sequence[Plan]) -> int:
     observed = max(plan.block.fields[name].nbytes for plan in plans for name in plan.block.observations)
     if observed < _LARGE:
         return 1
+    return cores()
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,8 +62,33 @@ def _identity(plan: Plan) -> str:
     return f"{plan.algorithm.name} {plan.spaces.observation} -> {plan.spaces.action}"
 
 
+Seats = Mapping[str, tuple[tuple[str, ...], Spaces]]
+"""The agents of each policy that acts, and what they see and do."""
+
+
 def check(x: Experiment) -> list[Plan]:
     """Refuse, with one clear line, what cannot run; else say how large everything is. Starts no process."""
+    return planned(x, seats(x))
+
+
+def divided(x: Experiment, actors: int) -> Experiment:
+    """``x`` with its copies divided evenly over this many actors, and over the ring of each."""
+    copies, vectors = x.actors.envs, actors * x.actors.ring
+    if copies % vectors:
+        raise ConfigError(
+            f"{copies} copies (actors.envs) cannot be divided evenly over {vectors} vectors; "
+            f"{copies - copies % vectors or vectors} can"
+        )
+    return replace(x, actors=replace(x.actors, count=actors, envs=copies // vectors))
+
+
+def settled(x: Experiment) -> Experiment:
+    """``x``, with one actor if their number is left open."""
+    return x if x.actors.count else divided(x, 1)
+
+
+def seats(x: Experiment) -> Seats:
+    """Who acts by which policy: from one copy of the environment, once the rest of ``x`` is known to make sense."""
     _check_choices(x)
     probe = x.env.make(1)
     try:
@@ -80,8 +105,14 @@ def check(x: Experiment) -> list[Plan]:
                 f"the agents of policy {policy!r} differ in their spaces: {', '.join(groups[policy])}; "
                 "give those with other spaces a policy of their own"
             )
-    plans = [_plan(x, policy, agents, spaces[policy][0]) for policy, agents in groups.items()]
-    plans += [_follower(x, policy, plans) for policy in x.algorithms if policy not in groups]
+    return {policy: (agents, spaces[policy][0]) for policy, agents in groups.items()}
+
+
+def planned(x: Experiment, seats: Seats) -> list[Plan]:
+    """Every policy's share, of one actor if their number is left open."""
+    x = settled(x)
+    plans = [_plan(x, policy, agents, spaces) for policy, (agents, spaces) in seats.items()]
+    plans += [_follower(x, policy, plans) for policy in x.algorithms if policy not in seats]
     _check_flows(plans)
     Target.parse(x.until, [plan.policy for plan in plans if plan.agents and not plan.opponent])
     if x.curriculum:
@@ -156,7 +187,7 @@ def _check_choices(x: Experiment) -> None:
         if value not in known:
             raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
     numbers = (
-        ("actors.count", x.actors.count, 1),
+        ("actors.count", x.actors.count, 0),
         ("actors.envs", x.actors.envs, 1),
         ("actors.ring", x.actors.ring, 1),
         ("policies.count", x.policies.count, 1),

@@ -1,7 +1,8 @@
-"""The raw parts of a training run, each alone on one core: environment, forward pass, training step, copy.
+"""The raw parts of a training run, each by itself: environment, forward pass, training step, copy.
 
-Nothing of the system is around them: no streams, no other worker. They run in a process of its own that is bound to one
-core, so that what threads a part may have share that core.
+Nothing of the system is around them: no streams, no worker. For a benchmark they run in one process on each core, all
+at the same time, since cores that share caches, memory and power are slower together than one alone
+(:func:`measure_parts`). To choose a layout they are looked at for a moment only (:func:`measure_costs`).
 """
 
 from __future__ import annotations
@@ -9,51 +10,189 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import os
+import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from statistics import median
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
-from srl.envs.base import Observed, StepViews
+from srl.envs.base import EnvConfig, Observed, StepViews
 from srl.envs.gym import Gym
 from srl.envs.single import AGENT
-from srl.experiment import Experiment
+from srl.experiment import Experiment, cores
+from srl.plan import settled
 
 SECONDS = 1.2
 """How long each part is measured."""
 REPEATS = 7
 ENVPOOL = {"CartPole-v1": "CartPole-v1", "HalfCheetah-v5": "HalfCheetah-v4", "ALE/Pong-v5": "Pong-v5"}
 """What EnvPool calls the environments it has too."""
+_MOMENT = 0.03
+"""Seconds for each part where a moment has to do."""
 
 Parts = dict[str, float]
 """Microseconds: ``env…`` and ``forward`` per agent step, ``train`` and ``copy`` per sample of one pass."""
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds of one core that an agent's step costs, as a part of a vector's step."""
+
+    each: float
+    vector: float
+    """What the vector costs on top, however many copies it has; they share it."""
+
+    def among(self, copies: float) -> float:
+        """The cost of an agent's step in a vector of so many copies."""
+        return self.each + self.vector / copies
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a run is made of."""
+
+    env: Cost
+    """Stepping the environment."""
+    forward: Cost
+    """The policy's answer."""
+    train: float
+    """Training on one step, all passes: microseconds of one core."""
+    waits: float
+    """Microseconds of a step in which the environment waits for something other than the processor."""
+    make: float
+    """Seconds to make and reset one copy."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What :func:`measure_costs` looks at: one policy and the environment it acts in."""
+
+    env: EnvConfig
+    agents: tuple[str, ...]
+    spaces: Any
+    algorithm: Any
+    copies: int
+    """Copies in one vector if there is one actor."""
+    device: str
+    """Where training takes place."""
+
+
+def measure_costs(task: Task) -> Costs:
+    """A look at every part, in this process: some tenths of a second, more if a copy takes long to make."""
+    import torch
+
+    torch.set_num_threads(1)
+    agents = len(task.agents)
+    one, few, copies, make = _env_costs(task)
+    env = _cost(one.cpu, few.cpu, copies, agents)
+    waits = _cost(one.waits, few.waits, copies, agents).each
+    act = _acting(task.algorithm, task.spaces, task.copies * agents)
+    forward = _cost(_glance(partial(act, agents)).cpu, _glance(act).cpu, task.copies, agents)
+    return Costs(env, forward, _train_cost(task), waits, make)
+
+
+def _env_costs(task: Task) -> tuple[_Glance, _Glance, int, float]:
+    """A step of one copy, a step of a few, how many these are, and seconds to make one: as many as a moment allows."""
+    _own_way(task.env, task.agents, 1)  # what is imported and loaded once is not the cost of a copy
+    begin = time.perf_counter()
+    step = _own_way(task.env, task.agents, 1)
+    make = time.perf_counter() - begin
+    one = _glance(step)
+    lasting = max(make, (one.cpu + one.waits) / 1e6)
+    copies = max(1, min(task.copies, int(_MOMENT / lasting)))
+    few = _glance(_own_way(task.env, task.agents, copies)) if copies > 1 else one
+    return one, few, copies, make
+
+
+def _train_cost(task: Task) -> float:
+    import torch
+
+    device = task.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    passes = getattr(task.algorithm, "epochs", 1)
+    algorithm = replace(task.algorithm, epochs=1) if passes > 1 else task.algorithm
+    horizon = algorithm.block(task.spaces, 1).horizon
+    one_minibatch = -(-getattr(algorithm, "minibatch", horizon) // horizon)
+    for rows in (1, min(task.copies * len(task.agents), one_minibatch)):
+        found = _glance(_training(algorithm, task.spaces, rows, device)[0])
+        spent = found.cpu if device == "cpu" else found.wall
+        cost = float(passes * spent / (horizon * rows))
+        if found.wall > _MOMENT * 1e6:  # with a large network the size of a minibatch hardly matters
+            break
+    return cost
+
+
+@dataclass(frozen=True)
+class _Glance:
+    """Microseconds of one call."""
+
+    wall: float
+    cpu: float
+    waits: float
+
+
+def _glance(call: Callable[[], Any]) -> _Glance:
+    """The cost of ``call``, from the calls that fit into a moment, after one that does what is done only once.
+
+    That it waits is believed if it gave up the processor by itself and longer than it used it: other processes may
+    have taken it.
+    """
+    call()
+    begin, busy, given_up = time.perf_counter(), time.process_time(), _given_up()
+    count, wall = 0, 0.0
+    while wall < _MOMENT:
+        call()
+        count += 1
+        wall = time.perf_counter() - begin
+    cpu = time.process_time() - busy
+    waited = wall > 2 * cpu and _given_up() - given_up >= count
+    return _Glance(wall / count * 1e6, cpu / count * 1e6, (wall - cpu) / count * 1e6 if waited else 0.0)
+
+
+def _given_up() -> int:
+    """How often this process gave up the processor by itself."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+def _cost(one: float, many: float, copies: int, agents: int) -> Cost:
+    """The cost of an agent's step, from that of a vector of one copy and one of ``copies``."""
+    each = (many - one) / (copies - 1) if copies > 1 and many > one else many / copies
+    return Cost(each / agents, max(0.0, one - each) / agents)
+
+
 def measure_parts(x: Experiment) -> Parts:
-    """The cost of each part of ``x``, a single-agent experiment."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_alone) as pool:
-        return pool.submit(_measure, x).result()
+    """The cost of each part of ``x``, a single-agent experiment, on a core while all others do the same."""
+    free = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(cores())
+    with ProcessPoolExecutor(len(free), multiprocessing.get_context("spawn")) as pool:
+        found = list(pool.map(partial(_measure_on, x), free))
+    return {name: fmean(each[name] for each in found) for name in found[0]}
 
 
-def _alone() -> None:
+def _measure_on(x: Experiment, core: int) -> Parts:
     import torch
 
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        os.sched_setaffinity(0, {core})
+    return _measure(x)
 
 
 def _measure(x: Experiment) -> Parts:
+    x = settled(x)
     rows = x.actors.envs
     algorithm: Any = next(iter(x.algorithms.values()))
     found = {f"env, {way}": _time(step) / rows for way, step in _ways(x).items()}
     spaces = x.env.make(1).spaces(AGENT)
     found["forward"] = _time(_acting(algorithm, spaces, rows)) / rows
-    train, copy, samples = _training(algorithm, spaces, rows)
-    found["copy"] = _time(copy) / samples
+    train, batch = _training(algorithm, spaces, rows)
+    samples = len(batch.positions)
+    found["copy"] = _time(_copying(batch, algorithm.minibatch)) / samples
     found["train"] = _time(train) / (samples * algorithm.epochs) - found["copy"]
     return found
 
@@ -75,18 +214,17 @@ def _time(call: Callable[[], Any]) -> float:
 
 def _ways(x: Experiment) -> dict[str, Callable[[], Any]]:
     """The ways there are to step the environments on this machine."""
-    found = {"SRL": _own_way(x)}
+    found = {"SRL": _own_way(x.env, (AGENT,), x.actors.envs)}
     theirs = ENVPOOL.get(str(x.env.id)) if isinstance(x.env, Gym) else None
     if theirs is not None and importlib.util.find_spec("envpool") is not None:
         found["EnvPool"] = _envpool_way(theirs, x.actors.envs)
     return found
 
 
-def _own_way(x: Experiment) -> Callable[[], Any]:
-    rows = x.actors.envs
-    env = x.env.make(rows)
-    env.bind([[AGENT]])
-    spaces = env.spaces(AGENT)
+def _own_way(config: EnvConfig, agents: Sequence[str], copies: int) -> Callable[[], Any]:
+    env, rows = config.make(copies), copies * len(agents)
+    env.bind([agents])
+    spaces = env.spaces(agents[0])
     seen = {**spaces.observation_spec(), **spaces.mask_spec()}
     first, acts, terminated, truncated, valid = np.zeros((5, rows), bool)
     after = Observed({name: np.zeros((rows, *spec.shape), spec.dtype) for name, spec in seen.items()}, first, acts)
@@ -113,49 +251,56 @@ def _actions(spaces: Any, rows: int) -> list[dict[str, Any]]:
     return [{"action": each} for each in samples]
 
 
-def _acting(algorithm: Any, spaces: Any, rows: int) -> Callable[[], Any]:
+def _acting(algorithm: Any, spaces: Any, rows: int) -> Callable[..., Any]:
+    """The forward pass of so many rows, or of the first few."""
     from srl.policies.host import PolicyHost
 
-    host = PolicyHost(algorithm, spaces, 0, clients=1, rows=rows)
-    inputs = {name: _plausible(spec.dtype, (rows, *spec.shape)) for name, spec in spaces.observation_spec().items()}
-    which, no = np.zeros(1, np.int64), np.zeros(1, bool)
-    return lambda: host.act(inputs, which, no)
+    host = PolicyHost(algorithm, spaces, 0, clients=rows, rows=1)
+    block = algorithm.block(spaces, rows)
+    specs = {name: block.fields[name] for name in block.inputs}
+    inputs = {name: _plausible(name, spec.dtype, (rows, *spec.shape)) for name, spec in specs.items()}
+    which, no = np.arange(rows), np.zeros(rows, bool)
+
+    def act(count: int = rows) -> None:
+        host.act({name: field[:count] for name, field in inputs.items()}, which[:count], no[:count])
+
+    return act
 
 
-def _training(algorithm: Any, spaces: Any, rows: int) -> tuple[Callable[[], Any], Callable[[], Any], int]:
-    """A whole update on a block that stays where it is, the copies in it alone, and the samples of both."""
-    import torch
-
+def _training(algorithm: Any, spaces: Any, rows: int, device: str = "cpu") -> tuple[Callable[[], Any], Any]:
+    """A whole update on a block that stays where it is, and that block as a batch."""
     from srl.core.slab import Batch, Slab
 
     slab = Slab(algorithm.block(spaces, rows), 1, shared=False)
     for name, array in slab.arrays.items():
-        array[...] = _plausible(array.dtype.str, array.shape)
-        if name in ("terminated", "truncated", "first"):
-            array[...] = False
-        if name == "valid":
-            array[...] = True
-    learner = algorithm.learner(spaces, 0, "cpu")
+        array[...] = _plausible(name, array.dtype.str, array.shape)
+    learner = algorithm.learner(spaces, 0, device)
     batch = Batch(slab, [0])
     prepared = learner.prepare(batch)
-    samples, minibatch = algorithm.horizon * rows, algorithm.minibatch
+    return lambda: learner.train(prepared, 0, lambda: False), batch
+
+
+def _copying(batch: Any, minibatch: int) -> Callable[[], None]:
+    """The copies in one pass over ``batch``, alone."""
+    import torch
+
+    slab = batch.slab
     fields = [torch.from_numpy(slab.flat[name]) for name in (*slab.spec.inputs, "log_prob")]
     places = torch.from_numpy(batch.positions)
 
     def copy() -> None:
-        for part in torch.split(places[torch.randperm(samples)], minibatch):
+        for part in torch.split(places[torch.randperm(len(places))], minibatch):
             for field in fields:
                 field.index_select(0, part)
 
-    def train() -> None:
-        learner.train(prepared, 0, lambda: False)
-
-    return train, copy, samples
+    return copy
 
 
-def _plausible(dtype: str, shape: tuple[int, ...]) -> Any:
+def _plausible(name: str, dtype: str, shape: tuple[int, ...]) -> Any:
     rng = np.random.default_rng(0)
     kind = np.dtype(dtype).kind
+    if kind == "b":
+        return np.full(shape, name == "valid" or name.startswith("mask"))
     if kind == "f":
         return rng.normal(size=shape).astype(dtype)
     return rng.integers(0, 2 if kind != "u" else 255, shape).astype(dtype)

@@ -12,7 +12,6 @@ stepped in the fastest way there is on the machine, and forward pass and trainin
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,9 +26,11 @@ from rich.table import Table
 from srl.bench.machine import machine
 from srl.bench.parts import Parts, measure_parts
 from srl.bench.throughput import BenchOptions, Work, experiment, slope
-from srl.experiment import Experiment
+from srl.experiment import Experiment, cores
 from srl.launch.run import run
 from srl.monitor.sinks import read_metrics
+from srl.plan import check
+from srl.tune import tuned
 
 ENV, FORWARD, TRAIN, COPY, WAIT, OTHER = "env", "forward", "train", "copy", "wait", "other"
 COLOURS = {ENV: "#4c72b0", FORWARD: "#55a868", TRAIN: "#c44e52", COPY: "#8172b2", OTHER: "#ccb974", WAIT: "#dddddd"}
@@ -98,13 +99,9 @@ def write(found: dict[str, list[Round]], path: Path) -> None:
     path.write_text(json.dumps({"machine": machine(), "cores": cores(), "rounds": rounds}, indent=1) + "\n")
 
 
-def cores() -> int:
-    """Processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def one_round(x: Experiment, options: RooflineOptions) -> Round:
     """Measure the parts, then train."""
+    x, _ = tuned(x, check(x))
     parts = measure_parts(x)
     passes = int(getattr(next(iter(x.algorithms.values())), "epochs", 1))
     fastest = min(cost for name, cost in parts.items() if name.startswith("env"))

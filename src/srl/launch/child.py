@@ -150,6 +150,20 @@ def worker_main(payload: bytes, pipe: Connection, log: str, litter: str, incarna
     os._exit(code)  # no waiting for threads of libraries
 
 
+def answer_main(payload: bytes, pipe: Connection, seconds: int) -> None:
+    """Send what the function in ``payload`` returns for its argument, within so many seconds; say nothing else."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.alarm(seconds)  # the controller may be gone by then
+    _redirect(os.devnull)
+    try:
+        function, argument = pickle.loads(payload)  # as above
+        answer = {"found": function(argument)}
+    except Exception as error:  # whatever code of the user's may raise
+        answer = {"cause": " ".join(f"{type(error).__name__}: {error}".split())}
+    pipe.send_bytes(msgspec.msgpack.encode(answer))
+    os._exit(0)
+
+
 def resident_mb() -> float:
     """Memory this process holds, in MB."""
     try:

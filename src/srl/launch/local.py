@@ -20,9 +20,9 @@ import msgspec
 
 from srl.core.errors import ConfigError, WorkerError
 from srl.core.worker import WAITS
-from srl.experiment import Node
+from srl.experiment import Experiment, Node
 from srl.launch import share_the_machine
-from srl.launch.child import STACK_SIGNAL, worker_main
+from srl.launch.child import STACK_SIGNAL, answer_main, worker_main
 
 Feed = Callable[[str, str, dict[str, Any]], None]
 """(worker's name, kind, report)"""
@@ -71,7 +71,7 @@ class LocalLauncher:
 
         ``preload`` are modules that all workers need, imported once for all of them.
         """
-        self.preload = [*_PRELOAD, *preload]
+        self.preload = preload
         self.nodes, self.feed, self.logs, self.restarts, self.incarnation = nodes, feed, logs, restarts, incarnation
         self.say, self.stall_seconds, self.memory_mb = say, stall_seconds, memory_mb
         self.context = multiprocessing.get_context("forkserver")
@@ -84,8 +84,6 @@ class LocalLauncher:
     def run(self, ending: Callable[[], float | None]) -> None:
         """Keep the graph running until its trainers are done, a target is reached, or the run is ending."""
         self.logs.mkdir(parents=True, exist_ok=True)
-        self.context.set_forkserver_preload(self.preload)
-        share_the_machine()
         try:
             for node in reversed(self.nodes):
                 self._start(node, 0)
@@ -110,9 +108,7 @@ class LocalLauncher:
         log = str(self.logs / f"{node.name}.log")
         litter = multiprocessing.util.get_temp_dir()  # where the fork server has its socket
         arguments = (pickle.dumps(node), theirs, log, litter, self.incarnation + starts, starts > 0)
-        process = self.context.Process(target=worker_main, args=arguments, name=node.name, daemon=True)
-        with _interrupts_blocked(), _main_hidden(arguments[0]):
-            process.start()
+        process = _start_process(worker_main, arguments, node.name, self.preload)
         theirs.close()
         child = self.children[node.name] = Child(node, process, ours, starts)
         if self._order:
@@ -252,6 +248,43 @@ class LocalLauncher:
         for child in self.children.values():
             child.process.join(timeout=5)
             child.pipe.close()
+
+
+def preload(x: Experiment) -> list[str]:
+    """Modules that all workers of ``x`` need; with remote inference actors stay light."""
+    return ["torch"] if x.actors.inference == "inline" else []
+
+
+def ask(function: Callable[[Any], Any], argument: Any, preload: Sequence[str], seconds: int) -> Any:
+    """``function(argument)``, plain data, from a process started as workers are; or a WorkerError that says why not."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    payload = pickle.dumps((function, argument))
+    process = _start_process(answer_main, (payload, theirs, seconds), function.__name__, preload)
+    theirs.close()
+    try:
+        if not ours.poll(seconds):
+            raise WorkerError(f"it took longer than {seconds} s")
+        answer = msgspec.msgpack.decode(ours.recv_bytes())
+    except EOFError:
+        raise WorkerError("its process ended") from None
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    if "cause" in answer:
+        raise WorkerError(answer["cause"])
+    return answer["found"]
+
+
+def _start_process(target: Callable[..., None], arguments: tuple[Any, ...], name: str, preload: Sequence[str]) -> Any:
+    """Start ``target``, whose first argument is a pickle, in a process forked from one that imported ``preload``."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*_PRELOAD, *preload])  # counts when the first process is started
+    share_the_machine()
+    process = context.Process(target=target, args=arguments, name=name, daemon=True)
+    with _interrupts_blocked(), _main_hidden(arguments[0]):
+        process.start()
+    return process
 
 
 def check_portable(thing: Any, what: str) -> None:

@@ -25,7 +25,8 @@ from srl.experiment import Experiment, evaluated, wire
 from srl.monitor.exporters import exporting
 from srl.monitor.monitor import Monitor, Sink
 from srl.monitor.sinks import JsonLines, TensorBoard, draw_curve, read_metrics
-from srl.plan import Plan, check, checkpoint_store, opponent_store
+from srl.plan import Plan, check, checkpoint_store, opponent_store, planned, seats
+from srl.tune import tuned
 from srl.workers.evaluator import read_evaluations, sampled, summary
 from srl.workers.player import Player, Scores, Seat, play
 
@@ -87,9 +88,10 @@ def run(
 
     ``display`` makes a sink that shows progress, from a title and the number of steps; ``sinks`` get every row too.
     """
-    plans = check(x)
+    policies = seats(x)
+    plans = planned(x, policies)
     if x.launcher == "local":
-        from srl.launch.local import LocalLauncher, check_portable
+        from srl.launch.local import LocalLauncher, check_portable, preload
 
         check_portable(x.env, "the environment")
         check_portable(x.algorithms, "the algorithm")
@@ -99,7 +101,11 @@ def run(
         _check_ports(x, plans)
     before = read_metrics(run_dir)
     elapsed = before[-1]["time"] if before else 0.0
-    with exporting(sinks, run_dir, config.to_json(x)), _signals() as signalled:
+    with contextlib.ExitStack() as cleanup:
+        signalled = cleanup.enter_context(_signals())
+        x, chosen = tuned(x, plans)
+        plans = planned(x, policies)
+        cleanup.enter_context(exporting(sinks, run_dir, config.to_json(x)))
         config.save(x, run_dir)
         deadline = time.monotonic() + seconds
 
@@ -110,6 +116,8 @@ def run(
         if display is not None:
             writers.append(display(f"{title(x)}  →  {run_dir}", x.steps))
         monitor = Monitor(writers, elapsed=elapsed, steps=first, opponents=tuple(x.opponents))
+        if chosen:
+            monitor.say(chosen)
         feed = monitor.feed if evaluated(x) else BestTag(run_dir, plans, monitor).feed
         begin = time.monotonic()
         shutil.rmtree(run_dir / "names", ignore_errors=True)  # of a run that was killed
@@ -124,8 +132,7 @@ def run(
                 run_inline(nodes, feed_worker, ending, version)
             else:
                 watched: dict[str, Any] = {"stall_seconds": x.stall_seconds, "memory_mb": x.actors.memory_mb}
-                if x.actors.inference == "inline":  # else actors stay light
-                    watched["preload"] = ["torch"]
+                watched["preload"] = preload(x)
                 logs = run_dir / "logs"
                 LocalLauncher(nodes, feed, logs, x.restarts, version, monitor.say, **watched).run(ending)
         finally:

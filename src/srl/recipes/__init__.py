@@ -39,7 +39,7 @@ def _halfcheetah() -> Experiment:
         env=envs.gym("HalfCheetah-v5"),
         algorithm=PPO(
             lr=3e-4,
-            horizon=128,
+            horizon=64,
             epochs=5,
             minibatch=512,
             gamma=0.98,
@@ -48,7 +48,7 @@ def _halfcheetah() -> Experiment:
             normalize_obs=True,
             normalize_return=True,
         ),
-        actors=Actors(count=2, envs=16),
+        actors=Actors(envs=64),
         steps=3_000_000,
     )
 
@@ -66,7 +66,7 @@ def _pong() -> Experiment:
             anneal_steps=4_000_000,
             precision="auto",
         ),
-        actors=Actors(count=2, envs=16),
+        actors=Actors(envs=32),
         steps=2_000_000,
     )
 
