@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -12,10 +13,12 @@ import pytest
 
 import srl
 from srl import config, tune
+from srl.bench import throughput
 from srl.bench.parts import Cost, Costs
 from srl.cli import _actors_in_short, _experiment
 from srl.core.errors import ConfigError
 from srl.experiment import Actors
+from srl.launch.run import Result
 from srl.plan import check, divided
 from srl.recipes import RECIPES, recipe
 from srl.tune import Machine, best, rate, tuned
@@ -282,3 +285,10 @@ def test_so_can_a_number(said):
 
 def test_every_recipe_leaves_the_number_of_actors_open():
     assert all(each.make().actors.count == 0 for each in RECIPES.values())
+
+
+def test_an_interrupted_measurement_ends_the_benchmark(monkeypatch):
+    stopped = Result(Path(), steps=0, trained=0, seconds=1.0, interrupted=True, return_mean=None)
+    monkeypatch.setattr(throughput, "run", lambda *_, **__: stopped)
+    with pytest.raises(KeyboardInterrupt):
+        throughput.measure(recipe("cartpole"), 1.0, 1.0)

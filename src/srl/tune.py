@@ -32,7 +32,7 @@ from srl.plan import Plan, divided
 _CLOSE = 0.95
 """A layout this close to the best one predicted is as good: predictions are no better than that."""
 _UNSEEN = 0.5
-"""What a copy's step may cost beyond what was seen: a run is dearer than a moment just after a reset, and an actor too
+"""What a copy's step may cost beyond what was seen: a run is dearer than a moment with a few copies, and an actor too
 many costs little, one too few half of the throughput."""
 _CROWD = 8
 """Actors per core at most, for environments that wait."""

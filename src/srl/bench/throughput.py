@@ -87,7 +87,9 @@ def main(arguments: Sequence[str]) -> int:
 def measure(x: Experiment, warmup: float, seconds: float) -> float:
     """Steps trained on per second, after ``warmup`` seconds, over ``seconds`` seconds."""
     with tempfile.TemporaryDirectory(prefix="srl-bench-") as folder:
-        run(replace(x, steps=10**12), Path(folder) / "run", seconds=warmup + seconds)
+        result = run(replace(x, steps=10**12), Path(folder) / "run", seconds=warmup + seconds)
+        if result.interrupted:  # a run that was cut short says nothing, and whoever did that wants no other
+            raise KeyboardInterrupt
         rows = [row for row in read_metrics(Path(folder) / "run") if row["time"] >= warmup]
         return slope([(row["time"], row["steps"]) for row in rows])
 
