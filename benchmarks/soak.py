@@ -89,6 +89,8 @@ def soak(minutes: float) -> list[dict[str, float]]:
 
 def judge(rows: list[dict[str, float]]) -> dict[str, float]:
     """Growth between the second minute and the end, in percent."""
+    if len(rows) > 1 and rows[-1]["processes"] < rows[-2]["processes"]:
+        rows = rows[:-1]  # taken while the run ended
     settled = [row for row in rows if row["seconds"] >= min(120, rows[-1]["seconds"] / 3)]
     third = max(1, len(settled) // 3)
     growth = {}
