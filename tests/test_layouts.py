@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing.forkserver
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -125,3 +126,32 @@ def test_a_light_actor_process_never_imports_torch():
         "assert 'torch' not in sys.modules"
     )
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
+
+
+def test_torch_is_imported_before_the_command_line_is_understood_and_in_vain_only_for_a_moment():
+    code = (
+        "import os, sys, time; from srl import launch; from srl.cli import main\n"
+        "sys.argv[1:] = ['train', 'no-such-recipe']\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code == 2\n"
+        "pid = launch._forkserver_pid()\n"
+        "assert pid is not None\n"
+        "assert os.waitpid(pid, 0)[1] == 9, 'it was not ended'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "unknown recipe" in done.stderr
+
+
+def test_a_step_of_the_slow_path_does_not_import_sympy():
+    code = (
+        "import sys, numpy as np, torch\n"
+        "from srl.policies.actor_critic import ActorCritic\n"
+        "leaf = torch.ones(3, requires_grad=True)\n"
+        "net = type('Net', (), {'small': lambda self: None})()\n"
+        "slope = np.array([1, 2, 3], np.float32)\n"
+        "ActorCritic.backward(net, (2 * leaf, slope), (3 * leaf, slope), (leaf, None))\n"
+        "assert leaf.grad.tolist() == [5, 10, 15]\n"
+        "assert 'sympy' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 import srl
 from srl import cli, config
+from srl.commands import train
 from srl.core.errors import ConfigError
 from srl.launch.run import run as launch
 from srl.launch.run import saved_seats
@@ -352,9 +353,9 @@ def test_a_run_ends_with_an_evaluation_of_every_policy(tag, capsys):
 def test_an_algorithm_of_ones_own_has_its_options_on_the_command_line(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parent.parent / "examples")
     arguments = ["--env", "CartPole-v1", "--algorithm", "own_algorithm:A2C", "--a2c.lr", "0.5"]
-    x, _ = cli._experiment(arguments)
+    x, _ = train._experiment(arguments)
     assert (x.algorithms["default"].name, x.algorithms["default"].lr) == ("a2c", 0.5)
     with pytest.raises(ConfigError, match=r"not a subclass of srl\.Algorithm"):
-        cli._experiment(["--env", "CartPole-v1", "--algorithm", "own_algorithm:Net"])
+        train._experiment(["--env", "CartPole-v1", "--algorithm", "own_algorithm:Net"])
     with pytest.raises(ConfigError, match="has its own algorithm"):
-        cli._experiment(["cartpole", "--algorithm", "dqn"])
+        train._experiment(["cartpole", "--algorithm", "dqn"])

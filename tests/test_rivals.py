@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from running import eventually
-from srl.bench import rivals
+from srl.bench import rivals, watched
 from srl.bench.throughput import BenchOptions, experiment
 from srl.core.errors import ConfigError, UnknownName
 
@@ -43,7 +43,7 @@ def script(tmp_path):
 
 
 def alive(pid):
-    stat = rivals._stat(pid)
+    stat = watched._stat(pid)
     return stat is not None
 
 
@@ -55,7 +55,7 @@ def test_rate_counts_whole_updates_after_the_warmup(script):
             update(2000 + 100 * i, 5 + i * 0.5)
         """
     )
-    found = rivals.measure(command, warmup=4, seconds=5)
+    found = watched.measure(command, warmup=4, seconds=5)
     assert found.error == ""
     assert found.steps_per_second == pytest.approx(200)
     assert 1 <= found.first < 4  # the interpreter has to start before the script knows the time
@@ -71,16 +71,16 @@ def test_target_is_the_first_update_that_reaches_it(script):
         update(400, 4, 490.0)
         """
     )
-    found = rivals.measure(command, warmup=0, seconds=5, target=475.0)
+    found = watched.measure(command, warmup=0, seconds=5, target=475.0)
     seconds, steps = found.reached
     assert steps == 300
     assert seconds == found.events[2]["time"]
 
 
 def test_memory_of_all_processes_is_added(script, tmp_path, monkeypatch):
-    monkeypatch.setattr(rivals, "_EVERY", 0.02)
+    monkeypatch.setattr(watched, "_EVERY", 0.02)
     seen = tmp_path / "seen"
-    look = rivals._pss_mb
+    look = watched._pss_mb
     sizes = {}
 
     def looked(pid):
@@ -89,7 +89,7 @@ def test_memory_of_all_processes_is_added(script, tmp_path, monkeypatch):
             seen.touch()
         return look(pid)
 
-    monkeypatch.setattr(rivals, "_pss_mb", looked)
+    monkeypatch.setattr(watched, "_pss_mb", looked)
     hold = f"x = b'x' * 60_000_000\nwhile not os.path.exists({str(seen)!r}): time.sleep(0.01)\n"
     command = script(
         f"""
@@ -99,7 +99,7 @@ def test_memory_of_all_processes_is_added(script, tmp_path, monkeypatch):
         update(100, 1)
         """
     )
-    found = rivals.measure(command, warmup=0, seconds=20)
+    found = watched.measure(command, warmup=0, seconds=20)
     assert found.error == ""
     assert found.memory_mb > 120
 
@@ -116,7 +116,7 @@ def test_daemons_of_a_rival_are_killed(script, tmp_path):
         update(100, 1)
         """
     )
-    found = rivals.measure(command, warmup=0, seconds=5)
+    found = watched.measure(command, warmup=0, seconds=5)
     left = [int(pid) for pid in pids.read_text().split()]
     assert found.error == ""
     assert len(left) == 2
@@ -124,15 +124,15 @@ def test_daemons_of_a_rival_are_killed(script, tmp_path):
 
 
 def test_crash_is_told_by_the_last_line_of_stderr(script):
-    found = rivals.measure(script("update(100, 1)\nraise RuntimeError('no such thing')"), warmup=0, seconds=5)
+    found = watched.measure(script("update(100, 1)\nraise RuntimeError('no such thing')"), warmup=0, seconds=5)
     assert found.error == "RuntimeError: no such thing"
 
 
 def test_rival_that_never_ends_is_ended(script, tmp_path, monkeypatch):
-    monkeypatch.setattr(rivals, "_LATE", 0.5)
+    monkeypatch.setattr(watched, "_LATE", 0.5)
     pid = tmp_path / "pid"
     body = f"open({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)"
-    found = rivals.measure(script(body), warmup=0, seconds=0)
+    found = watched.measure(script(body), warmup=0, seconds=0)
     assert found.error == "no update within its time"
     if pid.exists():
         assert not alive(int(pid.read_text()))
@@ -145,15 +145,15 @@ def test_interrupted_measurement_leaves_nothing(script, tmp_path, monkeypatch):
         eventually(lambda: pid.exists() and pid.read_text(), 10)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rivals.Family, "watch", interrupted)
+    monkeypatch.setattr(watched.Family, "watch", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        rivals.measure(script(f"open({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)"), 0, 5)
+        watched.measure(script(f"open({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)"), 0, 5)
     assert not alive(int(pid.read_text()))
 
 
 def test_pip_is_quoted_with_what_went_wrong():
     said = "  urllib.error.URLError: <no network>\n  [end of output]\n\nnote: not a problem with pip.\nhint: See above"
-    assert rivals._reason(said) == "urllib.error.URLError: <no network>"
+    assert watched.reason(said) == "urllib.error.URLError: <no network>"
 
 
 @pytest.fixture

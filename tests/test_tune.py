@@ -15,7 +15,7 @@ import srl
 from srl import config, tune
 from srl.bench import throughput
 from srl.bench.parts import Cost, Costs
-from srl.cli import _actors_in_short, _experiment
+from srl.commands.train import _actors_in_short, _experiment
 from srl.core.errors import ConfigError
 from srl.experiment import Actors
 from srl.launch.run import Result

@@ -1,6 +1,6 @@
 """SRL itself, through the same protocol: the experiment of ``srl bench throughput``, run as ``srl train`` runs it.
 
-A row of its metrics comes about once a second, so that an update is reported up to a second late.
+A row of its metrics comes with the first update and then about once a second.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from typing import Any
 
 from protocol import Report, begin
 
-from srl.bench.throughput import BenchOptions, experiment
-from srl.launch.run import run
-from srl.monitor.monitor import Row
+from srl.launch import prepare_workers
 
 
 class Updates:
@@ -23,7 +21,7 @@ class Updates:
     def __init__(self, report: Report) -> None:
         self.report, self.steps, self.ending = report, 0, False
 
-    def write(self, row: Row) -> None:
+    def write(self, row: Any) -> None:
         """Report a row in which the steps changed."""
         steps = int(row.values["steps"])
         if steps != self.steps and not self.ending:
@@ -40,6 +38,10 @@ class Updates:
 
 
 def main() -> None:
+    prepare_workers("torch")  # before everything else, as `srl train` does
+    from srl.bench.throughput import BenchOptions, experiment
+    from srl.launch.run import run
+
     _, config, seed, report = begin()
     work: Any = sys.argv[1]
     x = replace(experiment(work, BenchOptions(**config)), seed=seed, steps=10**12)

@@ -72,7 +72,7 @@ class Round:
 
 def main(arguments: Sequence[str]) -> int:
     """Entry point of ``srl bench roofline``."""
-    from srl.cli import parse
+    from srl.commands.options import parse
 
     options = parse(RooflineOptions, arguments, "bench roofline")
     console = Console(highlight=False)

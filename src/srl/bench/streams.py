@@ -83,7 +83,7 @@ QUICK = Settings(2, 0.04, 0.04, (10_000, 1_000_000, 8_000_000), (1, 64), (1, 4),
 
 def main(arguments: Sequence[str]) -> int:
     """Entry point of ``srl bench streams``."""
-    from srl.cli import parse
+    from srl.commands.options import parse
 
     options = parse(StreamOptions, arguments, "bench streams")
     return bench(options, QUICK if options.quick else Settings())

@@ -63,7 +63,7 @@ def experiment(work: Work, options: BenchOptions) -> Experiment:
 
 def main(arguments: Sequence[str]) -> int:
     """Entry point of ``srl bench throughput``."""
-    from srl.cli import parse
+    from srl.commands.options import parse
 
     options = parse(BenchOptions, arguments, "bench throughput")
     console = Console(highlight=False)

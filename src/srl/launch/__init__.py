@@ -1,8 +1,15 @@
 """Launchers: what runs a graph."""
 
+import contextlib
+import multiprocessing
 import os
+import signal
+from collections.abc import Iterator
+from multiprocessing import forkserver
 
 _THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+_PRELOAD = ("srl.launch.child", "srl.experiment", "srl.envs", "gymnasium.vector")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def share_the_machine() -> None:
@@ -12,3 +19,43 @@ def share_the_machine() -> None:
     """
     for name, value in _THREADS.items():
         os.environ.setdefault(name, value)
+
+
+def prepare_workers(*modules: str) -> None:
+    """Start the process that workers are forked from, which imports ``modules``, unless it runs already.
+
+    Importing torch is most of what a start takes: the sooner it begins, the more of it is done beside other things.
+    """
+    share_the_machine()
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOAD, *modules])
+    with interrupts_blocked():
+        forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def workers_prepared(*modules: str) -> Iterator[None]:
+    """:func:`prepare_workers`, taken back if an exception says that they are not needed."""
+    before = _forkserver_pid()
+    prepare_workers(*modules)
+    try:
+        yield
+    except BaseException:
+        pid = _forkserver_pid()
+        if pid is not None and pid != before:  # it would live on until it has imported everything
+            os.kill(pid, signal.SIGKILL)
+        raise
+
+
+def _forkserver_pid() -> int | None:
+    pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    return pid
+
+
+@contextlib.contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Ctrl-C and SIGTERM stay blocked in processes started inside: a group may be signalled as a whole."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

@@ -44,7 +44,7 @@ class Link:
         self.orders: deque[dict[str, Any]] = deque()
         self.polls = 0
         self._done = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._listen, name="link", daemon=True)
         self.worker: Worker | None = None
 
@@ -79,7 +79,8 @@ class Link:
     def report(self, state: str) -> None:
         """Send the worker's metrics."""
         if self.worker is not None:
-            self.send(state=state, polls=self.polls, rss=resident_mb(), **self.worker.metrics.report())
+            with self._lock:  # both threads report
+                self.send(state=state, polls=self.polls, rss=resident_mb(), **self.worker.metrics.report())
 
     def close(self) -> None:
         """Stop reporting."""
@@ -121,13 +122,18 @@ def worker_main(payload: bytes, pipe: Connection, log: str, litter: str, incarna
         worker.start()
         link.worker = started = worker
         link.report("ready")
+        idle = True
         while link.ending_since is None:
             while link.orders:
                 worker.tell(link.orders.popleft())
-            if worker.poll(_POLL).done and link.state != "done":
+            progress = worker.poll(_POLL)
+            if progress.done and link.state != "done":
                 link.state = "done"  # others may not be, so it goes on until it is told to stop
                 link.send(state="done")  # at once: much would be trained until the next report
             link.polls += 1
+            if progress.work and idle:
+                idle = False
+                link.report(link.state)  # the first update is shown at once
         worker.stop()
         link.close()  # before the last word: a late report would take it back
         link.report("done")

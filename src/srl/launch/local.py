@@ -21,15 +21,13 @@ import msgspec
 from srl.core.errors import ConfigError, WorkerError
 from srl.core.worker import WAITS
 from srl.experiment import Experiment, Node
-from srl.launch import share_the_machine
+from srl.launch import interrupts_blocked, prepare_workers
 from srl.launch.child import STACK_SIGNAL, answer_main, worker_main
 
 Feed = Callable[[str, str, dict[str, Any]], None]
 """(worker's name, kind, report)"""
 
-_PRELOAD = ["srl.launch.child", "srl.experiment", "srl.envs", "gymnasium.vector"]
 _STOP_SECONDS = 4.5
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
@@ -278,11 +276,10 @@ def ask(function: Callable[[Any], Any], argument: Any, preload: Sequence[str], s
 
 def _start_process(target: Callable[..., None], arguments: tuple[Any, ...], name: str, preload: Sequence[str]) -> Any:
     """Start ``target``, whose first argument is a pickle, in a process forked from one that imported ``preload``."""
+    prepare_workers(*preload)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_PRELOAD, *preload])  # counts when the first process is started
-    share_the_machine()
     process = context.Process(target=target, args=arguments, name=name, daemon=True)
-    with _interrupts_blocked(), _main_hidden(arguments[0]):
+    with interrupts_blocked(), _main_hidden(arguments[0]):
         process.start()
     return process
 
@@ -296,16 +293,6 @@ def check_portable(thing: Any, what: str) -> None:
             f"{what} cannot be handed to another process ({error}): define it at the top level of a module, "
             "or use the inline launcher"
         ) from error
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Ctrl-C and SIGTERM stay blocked in processes started inside: a group may be signalled as a whole."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 @contextlib.contextmanager

@@ -51,11 +51,13 @@ class TensorBoard:
 
     def write(self, row: Row) -> None:
         """See :class:`~srl.monitor.monitor.Sink`."""
+        if self._writer is None and not row.values["steps"]:
+            return  # importing takes a third of a second of a core that the workers need to start
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        if self._writer is None:  # importing takes a third of a second: not before the first row
+        if self._writer is None:
             self._writer = EventFileWriter(self._folder)
         values = [Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
         event = Event(wall_time=time.time(), step=int(row.values["steps"]), summary=Summary(value=values))

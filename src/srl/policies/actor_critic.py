@@ -81,10 +81,10 @@ class ActorCritic(nn.Module):
         fast = self.small()
         if fast is not None:
             return fast.backward(log_prob[1], value[1], entropy[1])
-        slopes = [
-            (of, torch.from_numpy(slope).to(of.device)) for of, slope in (log_prob, value, entropy) if slope is not None
-        ]
-        torch.autograd.backward([of for of, _ in slopes], [slope for _, slope in slopes])
+        slopes = [(of, slope) for of, slope in (log_prob, value, entropy) if slope is not None]
+        # A number with these slopes: to hand them to torch.autograd makes it import sympy, which takes a second.
+        parts = [torch.dot(of, torch.from_numpy(slope).to(of.device)) for of, slope in slopes]
+        torch.stack(parts).sum().backward()  # type: ignore[no-untyped-call]
 
     def heads(self, features: Tensor, inputs: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
         """Parameters of the action distribution, and the (normalised) value."""

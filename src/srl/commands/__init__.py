@@ -1,0 +1,1 @@
+"""The commands of ``srl``: each takes its arguments and returns an exit code."""
