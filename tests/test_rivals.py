@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,25 @@ def bench(tmp_path, script, monkeypatch):
     monkeypatch.setattr(rivals, "_scripts", lambda: tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
+
+
+def test_a_library_may_have_hyper_parameters_of_its_own(bench, script):
+    works = bench / "works.py"
+    works.write_text(works.read_text() + "\nOWN = {'half': {'cartpole': ({'epochs': 20}, {'speed': 4})}}\n")
+    out = bench / "out.json"
+    arguments = ["cartpole", "--rivals", "half", "--rounds", "1", "--warmup", "5", "--seconds", "5"]
+    assert rivals.main([*arguments, "--own", "--json", str(out)]) == 0
+    found = json.loads(out.read_text())["works"]["cartpole"]["half"]
+    assert found["config"] == {"speed": 4, "own": {"epochs": 20}}
+    assert found["rounds"][0]["steps_per_second"] == 400
+
+
+def test_own_hyper_parameters_are_fields_of_a_work():
+    works = rivals._load(SCRIPTS / "works.py")
+    for each in works.OWN.values():
+        for name, (own, _) in each.items():
+            work = replace(works.WORKS[name], **own)
+            assert work.batch % work.minibatch == 0 or name == "cartpole"
 
 
 def test_bench_compares_in_turn_and_goes_on_after_failures(bench, capsys):

@@ -4,7 +4,8 @@
 
 Every finished update becomes one line of JSON in FILE: agent steps trained on so far (a second pass over them counts
 nothing), the time, and the mean return of the last 100 training episodes. The script ends by itself, ``seconds`` after
-the warm-up or after its first update, whichever is later; with ``--target`` when that return is reached.
+the warm-up or after its first update, whichever is later; with ``--target`` when that return is reached. ``own`` in the
+configuration holds numbers of the work that the library has its own of.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import math
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from works import WORKS, Work
@@ -56,4 +58,5 @@ def begin() -> tuple[Work, dict[str, Any], int, Report]:
     parser.add_argument("--events", default="/dev/stdout")
     said = parser.parse_args()
     report = Report(said.events, said.warmup, said.seconds, said.target)
-    return WORKS[said.work], said.config, said.seed, report
+    work = replace(WORKS[said.work], **said.config.pop("own", {}))
+    return work, said.config, said.seed, report

@@ -69,6 +69,29 @@ WORKS = {
 }
 
 
+OWN: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "sb3": {  # RL Baselines3 Zoo's, without the schedules of learning rate and clip range
+        "cartpole": ({"batch": 256, "epochs": 20, "gamma": 0.98, "lam": 0.8}, {"envs": 8}),
+        "halfcheetah": (
+            {"batch": 512, "minibatch": 64, "epochs": 20, "lr": 2e-5, "entropy": 4e-4, "clip": 0.1, "grad_norm": 0.8}
+            | {"value_coef": 0.58, "log_std": -2.0},
+            {"envs": 1},
+        ),
+    },
+    "envpool": {  # CleanRL's ppo.py and ppo_continuous_action.py, without annealing
+        "cartpole": ({"batch": 512, "minibatch": 128, "lr": 2.5e-4, "entropy": 0.01}, {"envs": 4, "groups": 1}),
+        "halfcheetah": (
+            {"batch": 2048, "minibatch": 64, "epochs": 10, "gamma": 0.99, "lam": 0.95, "log_std": 0.0},
+            {"envs": 1, "groups": 1},
+        ),
+    },
+    "rllib": {  # its tuned example
+        "cartpole": ({"batch": 4000, "minibatch": 128, "epochs": 6, "lr": 3e-4, "value_coef": 0.01}, {}),
+    },
+}
+"""What the authors of a library recommend for a work: fields of :class:`Work`, and of the library's configuration."""
+
+
 def horizon(work: Work, envs: int) -> int:
     """Steps of each environment in one update."""
     steps, rest = divmod(work.batch, envs)

@@ -51,6 +51,8 @@ class RivalOptions:
     """Look again for the fastest configuration of each library, and keep it in best.json."""
     search_seconds: float = 20.0
     """Length of one measurement of that search."""
+    own: bool = False
+    """Give every library the hyper-parameters its authors recommend for the work, where they do, not SRL's."""
     target: bool = False
     """Measure how long it takes to learn instead of how fast it trains."""
     limit: float = 900.0
@@ -99,7 +101,9 @@ class Bench:
 
     def __init__(self, folder: Path, options: RivalOptions, console: Console) -> None:
         self.folder, self.options, self.console = folder, options, console
-        self.works: Mapping[str, Any] = _load(folder / "works.py").WORKS
+        described = _load(folder / "works.py")
+        self.works: Mapping[str, Any] = described.WORKS
+        self.own: Mapping[str, Any] = described.OWN if options.own else {}
         tables = _load(folder / "search.py")
         known: Mapping[str, Any] = tables.RIVALS
         for name in options.rivals:
@@ -145,13 +149,20 @@ class Bench:
     def round(self, work: Work, number: int) -> None:
         """Everybody once."""
         for name in self.pythons:
-            config = self.best[name][work] if name != OURS else {}
+            config = self.config(name, work)
             target = self.works[work].target if self.options.target else None
             seconds = self.options.seconds if target is None else self.options.limit
             text = f"{work}, round {number + 1} of {self.options.rounds}: {name} …"
             outcome = self.run(name, work, config, number + 1, seconds, text, target)
             self.found[work].setdefault(name, []).append(outcome)
             self.console.print(f"{work:12} round {number + 1}: {name:15} {_summary(outcome)}", soft_wrap=True)
+
+    def config(self, name: str, work: str) -> Config:
+        """In which configuration a library does a work."""
+        if name == OURS:
+            return {}
+        own, more = self.own.get(name, {}).get(work, ({}, {}))
+        return {**self.best[name][work], **more, **({"own": own} if own else {})}
 
     def run(
         self, name: str, work: Work, config: Config, seed: int, seconds: float, text: str, target: float | None = None
@@ -168,7 +179,7 @@ class Bench:
         table = Table(work, *head, "first update", "memory", "configuration", box=None, header_style="bold")
         ours = self.found[work][OURS]
         for name, outcomes in self.found[work].items():
-            config = " ".join(f"{key}={value}" for key, value in self.best[name][work].items()) if name != OURS else ""
+            config = " ".join(f"{key}={value}" for key, value in self.config(name, work).items())
             good = [outcome for outcome in outcomes if not outcome.error]
             if not good:
                 table.add_row(name, f"failed: {outcomes[-1].error}", "", "", "", config)
@@ -190,7 +201,7 @@ class Bench:
         for work, everybody in self.found.items():
             for name, outcomes in everybody.items():
                 rounds = [asdict(outcome) for outcome in outcomes]
-                works[work][name] = {"config": self.best.get(name, {}).get(work), "rounds": rounds}
+                works[work][name] = {"config": self.config(name, work) if rounds else None, "rounds": rounds}
         options = {key: str(value) if isinstance(value, Path) else value for key, value in vars(self.options).items()}
         found = {"machine": machine(), "options": options, "requirements": requirements, "not installed": self.missing}
         found |= {"search": self.searched, "works": works}
