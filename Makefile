@@ -4,6 +4,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 SRL := $(VENV)/bin/srl
+SOURCES := pyproject.toml hatch_build.py src/srl/policies/small.c
 RUN := runs/cartpole-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: train test lint bench rivals learn install clean
@@ -16,8 +17,8 @@ test: lint
 	$(VENV)/bin/pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.installed-dev
-	$(VENV)/bin/ruff check src tests examples benchmarks
-	$(VENV)/bin/ruff format --check src tests examples benchmarks
+	$(VENV)/bin/ruff check src tests examples benchmarks hatch_build.py
+	$(VENV)/bin/ruff format --check src tests examples benchmarks hatch_build.py
 	$(VENV)/bin/mypy
 
 bench: $(VENV)/.installed-dev
@@ -35,12 +36,12 @@ install: $(VENV)/.installed-dev
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/pip pyproject.toml
+$(VENV)/.installed: $(VENV)/bin/pip $(SOURCES)
 	@echo "installing SRL into $(VENV), which takes a minute or two …"
 	@$(VENV)/bin/pip install --quiet --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/bin/pip pyproject.toml
+$(VENV)/.installed-dev: $(VENV)/bin/pip $(SOURCES)
 	@echo "installing SRL and its development tools into $(VENV), which takes a minute or two …"
 	@$(VENV)/bin/pip install --quiet --editable '.[atari,mujoco,multiagent,video,onnx,wandb,prometheus,dev]'
 	@touch $@ $(VENV)/.installed

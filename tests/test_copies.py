@@ -78,6 +78,9 @@ class Stub(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
 
+    def small(self):
+        return None
+
 
 @pytest.fixture
 def board():

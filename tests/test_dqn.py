@@ -22,7 +22,8 @@ from srl.recipes import recipe
 @pytest.mark.learning
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_dqn_solves_cartpole_through_a_buffer_worker(tmp_path, transport):
-    x = replace(recipe("cartpole-dqn"), transport=transport, until="return>=485")
+    judged = srl.Evaluator(count=1, seconds=3, episodes=40)  # that many, so that it is not luck that ends the run
+    x = replace(recipe("cartpole-dqn"), transport=transport, until="return>=495", evaluator=judged)
     x.run(tmp_path / "run")
     assert srl.evaluate(tmp_path / "run", tag="best", episodes=40, seed=7).return_mean >= 475
 

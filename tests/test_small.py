@@ -1,6 +1,8 @@
-"""Small networks by hand, against the same networks by torch and autograd."""
+"""Small networks in C, against the same networks by torch and autograd."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -11,7 +13,7 @@ import srl
 from srl.core.specs import Spaces
 from srl.policies.host import arrays_of, load_arrays
 
-ROWS = 48
+ROWS, MINIBATCH = 197, 128
 BOX = gymnasium.spaces.Box(-1, 1, (5,))
 SPACES = {
     "discrete": Spaces(BOX, gymnasium.spaces.Discrete(3)),
@@ -26,6 +28,8 @@ CONFIGS = {
     "three layers, relu": srl.PPO(hidden=(32, 16, 8), activation="relu"),
     "normalised": srl.PPO(normalize_obs=True, normalize_return=True),
     "entropy": srl.PPO(entropy=0.1),
+    "values clipped": srl.PPO(value_clip=0.3, normalize_advantage=False),
+    "odd widths": srl.PPO(hidden=(13, 21)),
 }
 
 
@@ -57,11 +61,13 @@ def pair(config, spaces):
     return hand, torchs, obs
 
 
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("config", CONFIGS)
-def test_actions_gradients_and_steps_are_those_of_autograd(space, config):
+def test_actions_gradients_and_steps_are_those_of_autograd(space, config, threads):
     spaces = SPACES[space]
-    hand, torchs, obs = pair(CONFIGS[config], spaces)
+    hand, torchs, obs = pair(replace(CONFIGS[config], minibatch=MINIBATCH), spaces)
     for seed in (None, 1):
         generators = [torch.Generator().manual_seed(seed) if seed else None for _ in range(2)]
         mine = hand.policy.small().act({name: value.numpy() for name, value in obs.items()}, generators[0])
@@ -72,13 +78,33 @@ def test_actions_gradients_and_steps_are_those_of_autograd(space, config):
             assert mine[name].dtype == value.numpy().dtype, name
             np.testing.assert_allclose(mine[name], value.numpy(), atol=1e-5, rtol=1e-5)
     generator = torch.Generator().manual_seed(2)
-    batch = {**obs, **other, "log_prob": other["log_prob"] + 0.2 * torch.randn(ROWS, generator=generator)}
+    acted = other["log_prob"] + 0.2 * torch.randn(ROWS, generator=generator)
     goal = torch.randn(3, ROWS, generator=generator).numpy()
-    for _ in range(3):
-        found, expected = (learner._step(batch, {}, None, goal) for learner in (hand, torchs))
-        torch.testing.assert_close(hand.optimizer.grad, torchs.optimizer.grad, atol=1e-6, rtol=1e-4)
-        np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(hand.optimizer.flat, torchs.optimizer.flat, atol=1e-5, rtol=1e-4)
+    batch = {**obs, **other, "log_prob": acted}
+    fields = {name: value.numpy() for name, value in batch.items()}
+    torch.set_num_threads(threads)
+    for number in range(3):
+        # Entries lie elsewhere than their number says, some are left out, and minibatches are not all as large.
+        at = np.random.default_rng(number).permutation(ROWS)
+        rows = np.random.default_rng(number + 9).permutation(ROWS)[: ROWS - 5]
+        slab = {name: value[np.argsort(at)] for name, value in fields.items()}
+        given = hand.optimizer, hand.config, hand.bonus, slab, at, goal, rows
+        found, expected = np.zeros(6), np.zeros(6)
+        assert hand.policy.small().learner(*given).one_pass(np.arange(len(rows)), found, lambda: False)
+        for start in range(0, len(rows), MINIBATCH):
+            part = rows[start : start + MINIBATCH]
+            expected += torchs._step({name: value[part] for name, value in batch.items()}, {}, None, goal[:, part])
+        torch.testing.assert_close(hand.optimizer.grad, torchs.optimizer.grad, atol=2e-6, rtol=1e-4)
+        np.testing.assert_allclose(found, expected, atol=1e-3, rtol=1e-4)
+        torch.testing.assert_close(hand.optimizer.flat, torchs.optimizer.flat, atol=2e-5, rtol=1e-4)
+        assert hand.optimizer.steps == torchs.optimizer.steps == 2 * (number + 1)
+
+
+@pytest.fixture
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -115,3 +141,20 @@ def test_weights_that_move_and_normalisers_that_change_are_followed():
     assert value() != pytest.approx(after)
     load_arrays(policy, {**arrays_of(policy), "trunk.encoder.norm.var": np.full(5, 7.0)})
     assert value() != pytest.approx(after)
+
+
+def test_without_a_compiler_at_installation_torch_does_it_all(monkeypatch):
+    monkeypatch.setattr("srl.policies.small.library", lambda: None)
+    assert srl.PPO().policy(SPACES["discrete"]).small() is None
+
+
+def test_a_pass_that_is_interrupted_says_so():
+    learner = srl.PPO(minibatch=2).learner(SPACES["discrete"], 0, "cpu")
+    fields = {"obs": np.zeros((300, 5), np.float32), "action": np.zeros(300, np.int64)}
+    fields["log_prob"] = np.zeros(300, np.float32)
+    index, goals = np.arange(300), np.ones((3, 300), np.float32)
+    given = learner.optimizer, learner.config, 0.0, fields, index, goals, index
+    looks = iter([False, False, True])
+    done = learner.policy.small().learner(*given).one_pass(index, np.zeros(6), lambda: next(looks))
+    assert not done
+    assert learner.optimizer.steps == 64  # what was done between looks

@@ -21,13 +21,13 @@ from srl.experiment import Actors
 from srl.launch.run import Result
 from srl.plan import check, divided
 from srl.recipes import RECIPES, recipe
-from srl.tune import Machine, best, rate, tuned
+from srl.tune import Machine, best, rate, threads_for, tuned
 
 TWO = Machine(cores=2, threads=1)
 
 
-def costs(env=1.0, forward=1.0, train=10.0, waits=0.0, make=0.001, vector=0.0):
-    return Costs(Cost(env, vector), Cost(forward, 0.0), train, waits, make)
+def costs(env=1.0, forward=1.0, train=10.0, waits=0.0, make=0.001, vector=0.0, divides=False):
+    return Costs(Cost(env, vector), Cost(forward, 0.0), train, waits, make, divides)
 
 
 def count(found, here=TWO, envs=64, **actors):
@@ -37,6 +37,13 @@ def count(found, here=TWO, envs=64, **actors):
 def test_one_actor_feeds_a_trainer_that_is_the_bottleneck():
     assert count(costs(env=1, forward=2, train=13)) == 1
     assert count(costs(env=1, forward=2, train=13), Machine(cores=64, threads=1)) == 1
+
+
+def test_a_trainer_has_as_many_threads_as_its_share_of_the_work_fills_cores():
+    assert threads_for(costs(env=1, forward=1, train=6), 64, 2) == 1  # a core is left to the actor
+    assert threads_for(costs(env=1, forward=1, train=6), 64, 16) == 12
+    assert threads_for(costs(env=38, forward=2, train=8), 64, 16) == 2
+    assert threads_for(costs(env=38, forward=2, train=1), 64, 16) == 1
 
 
 def test_slow_environments_get_as_many_actors_as_there_are_cores():

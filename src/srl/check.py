@@ -51,6 +51,7 @@ def findings() -> Iterator[Finding]:
     yield Finding("python", "ok" if sys.version_info >= (3, 11) else "bad", version, "SRL needs Python 3.11 or newer")
     for package in ("torch", "numpy", "gymnasium", "pyzmq"):
         yield _package(package, "bad", "pip install reallyscalablerl")
+    yield _native()
     yield _cores()
     yield _shared_memory()
     yield _docker_shm()
@@ -77,6 +78,12 @@ def _package(name: str, verdict: str, todo: str) -> Finding:
         return Finding(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return Finding(name, verdict, "not installed", todo)
+
+
+def _native() -> Finding:
+    built = Path(__file__).parent.joinpath("policies", "libsmall.so").exists()
+    todo = "small networks train several times slower: install a C compiler, then SRL again"
+    return Finding("compiled code", "ok" if built else "note", "built" if built else "not built", todo)
 
 
 def _cores() -> Finding:

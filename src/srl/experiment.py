@@ -84,7 +84,7 @@ class Trainer:
     slab: int = 0
     """Blocks the sample stream can hold (0: what the staleness bound needs)."""
     threads: int = 0
-    """Threads of the trainer (0: one for small observations, for images as many as there are cores)."""
+    """Threads of the trainer (0: for images as many as there are cores, else as calibrated, or one)."""
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
     prefetch: bool = True

@@ -60,9 +60,12 @@ def tuned(x: Experiment, plans: Sequence[Plan]) -> tuple[Experiment, str]:
         return x, ""
     if x.launcher == "inline":
         return divided(x, 1), ""
-    here = Machine(cores(), trainer_threads(x, plans))
-    x = replace(x, trainer=replace(x.trainer, threads=here.threads))
     found = obstacle(x, plans) or costs_of(x, plans[0])
+    threads = trainer_threads(x, plans)
+    if not x.trainer.threads and isinstance(found, Costs) and found.divides:
+        threads = threads_for(found, x.actors.envs // x.actors.ring, cores())
+    here = Machine(cores(), threads)
+    x = replace(x, trainer=replace(x.trainer, threads=threads))
     if isinstance(found, str):
         x = divided(x, 1)
         return x, f"{describe(x)}: not calibrated, {found}"
@@ -80,6 +83,15 @@ def obstacle(x: Experiment, plans: Sequence[Plan]) -> str:
         return "there are several policies"
     replay = plans[0].algorithm.replay()
     return "training is from a replay buffer" if replay is not None and replay.kind != "fifo" else ""
+
+
+def threads_for(costs: Costs, copies: int, cores: int) -> int:
+    """As many threads for the trainer as its share of all work fills whole cores.
+
+    Threads that share a core with an actor wait for each other more than they help.
+    """
+    acting = costs.env.among(copies) + costs.forward.among(copies)
+    return max(1, int(costs.train / (acting + costs.train) * cores))
 
 
 def rate(costs: Costs, actors: Actors, policies: int, here: Machine, count: int) -> float:

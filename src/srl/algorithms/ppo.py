@@ -8,6 +8,7 @@ policy that really acted.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from srl.policies.actor_critic import ActorCritic
 
 
-_GATHERED = 2**18
-"""Bytes of samples gathered at once: what fits into a core's cache."""
+Pass = Callable[[Array, Array, Interrupted], bool]
+"""One pass over a batch in the given order; adds to the sums of METRICS. False: it was interrupted."""
 METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "grad_norm")
 
 
@@ -160,88 +161,87 @@ class PPOLearner(TorchLearner):
         config, batch, known = self.config, prepared.batch, prepared.known
         left = self.anneal(config.lr, config.anneal_steps, steps)
         self.bonus = config.entropy * (left if config.anneal_entropy else 1.0)
-        slab = {name: torch.from_numpy(array) for name, array in batch.slab.flat.items()}
         spec, goals, norm = batch.slab.spec, prepared.targets, self.policy.return_norm
         if norm is not None:
             scaled = norm(torch.from_numpy(goals[1:]).to(self.device)).cpu().numpy()
             goals = np.concatenate([goals[:1], scaled])
-        wanted = tuple(name for name in dict.fromkeys((*spec.inputs, *spec.outputs)) if name != "value")
-
-        def gather(rows: Array, fields: tuple[str, ...]) -> dict[str, Tensor]:
-            where = torch.from_numpy(batch.positions[rows])
-            return {name: slab[name].index_select(0, where).to(self.device) for name in fields}
-
         # What is shuffled: single entries, or with a memory whole chunks of them.
         index = np.flatnonzero(known)
         chunks = batch.chunks() if config.memory else index[None]
-        size = max(1, config.minibatch // len(chunks))
-        # Several minibatches are gathered at once where they are small.
-        nbytes = sum(spec.fields[name].nbytes for name in wanted) * size
-        together = 1 if config.memory else max(1, _GATHERED // nbytes)
-        sums, done = np.zeros(len(METRICS)), 0
-        for _ in range(config.epochs):
+        small = self.policy.small()
+        one_pass: Pass
+        if small is None:
+            one_pass = self._pass(prepared, goals, chunks)
+        else:
+            fields, at = batch.slab.flat, batch.positions
+            one_pass = small.learner(self.optimizer, config, self.bonus, fields, at, goals, index).one_pass
+        sums = np.zeros(len(METRICS))
+        for done in range(1, config.epochs + 1):
             order = torch.randperm(chunks.shape[1], generator=self.generator).numpy()
-            for start in range(0, len(order), size * together):
-                part = order[start : start + size * together]
-                rows = chunks[:, part].reshape(-1)
-                keep = torch.from_numpy(np.flatnonzero(known[rows])) if config.memory else None
-                state = {name: slab[name][torch.from_numpy(batch.chunk_starts[part])] for name in spec.state}
-                inputs, goal = gather(rows, wanted), goals[:, rows if keep is None else rows[keep.numpy()]]
-                for begin in range(0, goal.shape[1], size * len(chunks)):
-                    if interrupted():
-                        return None
-                    here = slice(begin, begin + size * len(chunks))
-                    minibatch = {name: field[here] for name, field in inputs.items()}
-                    sums += self._step(minibatch, state, keep, goal[:, here])
-                    done += goal[:, here].shape[1]
-            if config.target_kl and sums[METRICS.index("kl")] > config.target_kl * done:
+            if not one_pass(order, sums, interrupted):
+                return None
+            if config.target_kl and sums[METRICS.index("kl")] > config.target_kl * done * len(index):
                 break
         # Afterwards, so that this update's ratios start at exactly 1.
         if config.normalize_obs or config.normalize_return:
-            returns = torch.from_numpy(prepared.targets[1, index])
-            self.policy.observe(gather(index, spec.observations), returns.to(self.device))
-        means = dict(zip(METRICS, (sums / max(done, 1)).tolist(), strict=True))
+            seen = self._gather(batch, index, spec.observations)
+            self.policy.observe(seen, torch.from_numpy(prepared.targets[1, index]).to(self.device))
+        means = dict(zip(METRICS, (sums / max(done * len(index), 1)).tolist(), strict=True))
         return {**means, "lr": self.optimizer.param_groups[0]["lr"]}
 
+    def _gather(self, batch: Batch, rows: Array, fields: Sequence[str]) -> dict[str, Tensor]:
+        """These entries of the batch as tensors."""
+        import torch
+
+        where = torch.from_numpy(batch.positions[rows])
+        return {name: torch.from_numpy(batch.slab.flat[name]).index_select(0, where).to(self.device) for name in fields}
+
+    def _pass(self, prepared: Prepared, goals: Array, chunks: Array) -> Pass:
+        """Passes with autograd; ``chunks`` has the entries that stay together in its columns."""
+        import torch
+
+        batch, known, memory = prepared.batch, prepared.known, bool(self.config.memory)
+        spec = batch.slab.spec
+        wanted = tuple(name for name in dict.fromkeys((*spec.inputs, *spec.outputs)) if name != "value")
+        size = max(1, self.config.minibatch // len(chunks))
+
+        def one_pass(order: Array, sums: Array, interrupted: Interrupted) -> bool:
+            for start in range(0, len(order), size):
+                if interrupted():
+                    return False
+                part = order[start : start + size]
+                rows = chunks[:, part].reshape(-1)
+                keep = torch.from_numpy(np.flatnonzero(known[rows])) if memory else None
+                starts = torch.from_numpy(batch.chunk_starts[part]) if memory else None
+                state = {name: torch.from_numpy(batch.slab.flat[name])[starts] for name in spec.state}
+                goal = goals[:, rows if keep is None else rows[keep.numpy()]]
+                sums += self._step(self._gather(batch, rows, wanted), state, keep, goal)
+            return True
+
+        return one_pass
+
     def _step(self, batch: dict[str, Tensor], state: dict[str, Tensor], keep: Tensor | None, goal: Array) -> Array:
-        """One gradient step; the values of METRICS, summed over the samples.
+        """One gradient step; the values of METRICS, summed over the samples."""
+        import torch
 
-        The loss is simple enough to write its derivatives down; from log-probabilities, values and entropies on down
-        into the network autograd does the rest. For a few hundred numbers numpy is several times faster than torch.
-        """
+        config, (advantage, returns, old) = self.config, torch.from_numpy(goal).to(self.device)
         log_prob, entropy, value = self.policy.evaluate(batch, state, keep)
-        acted = batch["log_prob"] if keep is None else batch["log_prob"][keep]
-        arrays = (each.detach().cpu().numpy() for each in (log_prob, acted, value, entropy))
-        slopes, sums = self._slopes(*arrays, *goal)
-        self.optimizer.zero_grad()
-        self.policy.backward(*zip((log_prob, value, entropy), slopes, strict=True))
-        sums[-1] = self.optimizer.clip(self.config.max_grad_norm) * goal.shape[1]
-        self.optimizer.step()
-        return sums
-
-    def _slopes(
-        self, log_prob: Array, acted: Array, value: Array, entropy: Array, advantage: Array, returns: Array, old: Array
-    ) -> tuple[list[Array | None], Array]:
-        """Derivatives of the loss with respect to log-probability, value and entropy, and sums of METRICS."""
-        config, share = self.config, np.float32(1 / len(value))
         if config.normalize_advantage and len(value) > 1:
-            advantage = advantage - advantage.mean()
-            advantage /= np.sqrt(advantage @ advantage / (len(value) - 1)) + np.float32(1e-8)
-        log_ratio = log_prob - acted
-        ratio = np.exp(log_ratio)
-        clipped = np.minimum(np.maximum(ratio, np.float32(1 - config.clip)), np.float32(1 + config.clip))
-        gain, bound = ratio * advantage, clipped * advantage
-        error = value - returns
-        square = error * error
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        log_ratio = log_prob - (batch["log_prob"] if keep is None else batch["log_prob"][keep])
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
+        objective = torch.minimum(ratio * advantage, clipped * advantage)
+        square = (value - returns).square()
         if config.value_clip:
-            moved = value - old
-            kept = moved.clip(-config.value_clip, config.value_clip)
-            near = (old + kept - returns) ** 2
-            error, square = np.where((moved == kept) | (near <= square), error, 0), np.maximum(near, square)
-        # The objective is the lesser of gain and bound; where that is the bound, it is flat.
-        slopes = [np.where(gain <= bound, gain, 0) * -share, error * (np.float32(config.value_coef) * share), None]
-        if self.bonus:
-            slopes[2] = np.full_like(entropy, -self.bonus * share)
-        lesser, kl = np.minimum(gain, bound), ratio - log_ratio
-        sums = [-lesser.sum(), 0.5 * square.sum(), entropy.sum(), kl.sum() - len(value), np.sum(ratio != clipped), 0.0]
-        return slopes, np.array(sums)
+            near = old + (value - old).clamp(-config.value_clip, config.value_clip)
+            square = torch.maximum(square, (near - returns).square())
+        loss = 0.5 * config.value_coef * square.mean() - objective.mean() - self.bonus * entropy.mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        length = self.optimizer.clip(config.max_grad_norm)
+        self.optimizer.step()
+        with torch.no_grad():
+            kl, outside = ratio - 1 - log_ratio, ratio != clipped
+            found = torch.stack([each.sum() for each in (-objective, 0.5 * square, entropy, kl, outside)])
+        return np.array([*found.tolist(), length * len(value)])

@@ -66,6 +66,8 @@ class Costs:
     """Microseconds of a step in which the environment waits for something other than the processor."""
     make: float
     """Seconds to make and reset one copy."""
+    divides: bool
+    """Whether training on a minibatch can be divided over threads, small as it is."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ def measure_costs(task: Task) -> Costs:
     waits = _cost(one.waits, few.waits, copies, agents).each
     act = _acting(task.algorithm, task.spaces, task.copies * agents)
     forward = _cost(_glance(partial(act, agents)).cpu, _glance(act).cpu, task.copies, agents)
-    return Costs(env, forward, _train_cost(task), waits, make)
+    policy: Any = task.algorithm.policy(task.spaces)
+    divides = getattr(policy, "small", lambda: None)() is not None
+    return Costs(env, forward, _train_cost(task), waits, make, divides)
 
 
 def _env_costs(task: Task) -> tuple[_Glance, _Glance, int, float]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -13,9 +11,6 @@ from srl.policies.distributions import ActionHead
 from srl.policies.networks import Encoder, RunningNorm, head
 from srl.policies.small import Small, small
 from srl.policies.trunk import Trunk
-
-Slope = tuple[Tensor, Any]
-"""Something and the gradient of the loss with respect to it, an array; None: it is of no account."""
 
 
 class ActorCritic(nn.Module):
@@ -50,7 +45,7 @@ class ActorCritic(nn.Module):
         return {**actions, **state, "log_prob": self.action.log_prob(params, actions), "value": value}
 
     def small(self) -> Small | None:
-        """The same in numpy, where that is faster."""
+        """The same in C, where that is faster."""
         if not self.by_hand:
             return None
         place = self._anchor[0].data_ptr()
@@ -66,25 +61,12 @@ class ActorCritic(nn.Module):
         With a memory, ``inputs`` are whole chunks, step by step, that begin with ``state``. Only the entries ``keep``
         are returned.
         """
-        fast = self.small()
-        if fast is not None:
-            return fast.evaluate(inputs)
         features = self.trunk.unroll(inputs, state)
         if keep is not None:
             features = features[keep]
             inputs = {name: value[keep] for name, value in inputs.items()}
         params, value = self.heads(features, inputs)
         return self.action.log_prob(params, inputs), self.action.entropy(params), value
-
-    def backward(self, log_prob: Slope, value: Slope, entropy: Slope) -> None:
-        """Add to the weights' gradients, given what :meth:`evaluate` has just returned, each with its gradient."""
-        fast = self.small()
-        if fast is not None:
-            return fast.backward(log_prob[1], value[1], entropy[1])
-        slopes = [(of, slope) for of, slope in (log_prob, value, entropy) if slope is not None]
-        # A number with these slopes: to hand them to torch.autograd makes it import sympy, which takes a second.
-        parts = [torch.dot(of, torch.from_numpy(slope).to(of.device)) for of, slope in slopes]
-        torch.stack(parts).sum().backward()  # type: ignore[no-untyped-call]
 
     def heads(self, features: Tensor, inputs: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
         """Parameters of the action distribution, and the (normalised) value."""

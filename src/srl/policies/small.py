@@ -1,40 +1,90 @@
-"""The arithmetic of a small actor-critic in numpy, on the very memory of its torch weights.
+"""Small actor-critics in C, on the very memory of their torch weights.
 
-For two layers of 64 units torch spends most of a gradient step on getting to its kernels (ADR 10). Here the same
-products are written down once, forward and backward, into arrays that are kept. It serves networks of vector
-observations with one choice or one normal distribution, without masks; all others stay with autograd. Both are compared
-in ``tests/test_small.py``.
+For two layers of 64 units torch spends most of a gradient step on getting to its kernels (ADR 13). ``small.c`` does a
+whole pass of PPO in one call, and acting in another. It serves networks of vector observations with one choice or one
+normal distribution, without masks, on a CPU; all others stay with autograd, and so does everything where there was no C
+compiler at installation. Both are compared in ``tests/test_small.py``.
 """
 
 from __future__ import annotations
 
-import math
+import ctypes
+import functools
+from ctypes import c_float, c_int64, c_void_p
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from srl.core.specs import Array, Arrays
 from srl.policies.distributions import Categorical, Gaussian
 from srl.policies.networks import Tanh, Twins
 
 if TYPE_CHECKING:
+    from srl.algorithms.adam import Adam
+    from srl.algorithms.base import Interrupted
+    from srl.algorithms.ppo import PPO
     from srl.policies.actor_critic import ActorCritic
 
+_DEEPEST = 8
 _LARGEST = 2**18
-"""More products per row than this are worth torch's threads and better kernels."""
+"""More products per row than this are worth torch's better kernels."""
+_FEWEST = 32
+"""Rows of a minibatch that are worth a thread."""
+_AT_ONCE = 32
+"""Gradient steps between two looks at whether the run is ending: some milliseconds."""
+
+Integers, Pointers = c_int64 * _DEEPEST, c_void_p * _DEEPEST
+
+
+class _Network(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("depth", "inputs", "actions", "gaussian", "start")),
+        *((name, Integers) for name in ("width", "tanh")),
+        *((name, Pointers) for name in ("weight", "bias")),
+        *((name, c_void_p) for name in ("actor", "actor_bias", "critic", "critic_bias", "log_std", "mean", "std")),
+        ("limit", c_float),
+    )
+
+
+class _Learning(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("flat", "grad", "moments", "squares", "steps")),
+        *((name, c_int64) for name in ("size", "threads", "normalize")),
+        *((name, c_float) for name in ("lr", "eps", "clip", "value_clip", "value_coef", "bonus", "longest")),
+    )
+
+
+class _Samples(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("obs", "action", "log_prob", "obs_at", "action_at", "at")),
+        *((name, c_void_p) for name in ("advantage", "returns", "old", "rows")),
+        *((name, c_int64) for name in ("count", "minibatch")),
+    )
+
+
+@functools.cache
+def library() -> Any:
+    """The compiled code; None if there is none."""
+    path = Path(__file__).with_name("libsmall.so")
+    if not path.exists():
+        return None
+    found = ctypes.CDLL(str(path))
+    found.small_act.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_float, c_float, c_void_p, c_void_p, c_void_p]
+    found.small_ppo.argtypes = [c_void_p] * 4
+    return found
 
 
 def small(policy: ActorCritic) -> Small | None:
     """The arithmetic of ``policy``, if it is one that this can do."""
     trunk = policy.trunk
-    if not trunk.twins or trunk.reduced or len(policy.action.heads) != 1:
+    if not trunk.twins or trunk.reduced or len(policy.action.heads) != 1 or library() is None:
         return None
     head = policy.action.heads[0]
     choice = isinstance(head, Categorical) and len(head.counts) == 1
     layers = list(trunk.encoder.mlp.layers)
-    known = all(isinstance(layer, (Twins, Tanh, torch.nn.ReLU)) for layer in layers)
+    known = all(isinstance(layer, (Twins, Tanh, torch.nn.ReLU)) for layer in layers) and len(layers) <= 2 * _DEEPEST
     if not (choice or isinstance(head, Gaussian)) or not known or policy.value.weight.device.type != "cpu":
         return None
     products = sum(layer.weight.numel() for layer in layers if isinstance(layer, Twins))
@@ -42,174 +92,165 @@ def small(policy: ActorCritic) -> Small | None:
 
 
 class Small:
-    """See above. What :meth:`evaluate` found stays in its arrays until the next call, for one :meth:`backward`."""
+    """See above."""
 
     def __init__(self, policy: ActorCritic) -> None:
         self.encoder = policy.trunk.encoder
         self.plain = self.encoder.vectors[0] if len(self.encoder.vectors) == 1 and not self.encoder.discrete else ""
         self.name = policy.action.names[0]
+        self.return_norm = policy.return_norm
         head: Any = policy.action.heads[0]
         layers = list(self.encoder.mlp.layers)
-        self.choice: Categorical | None = head if isinstance(head, Categorical) else None
+        hidden = [layer for layer in layers if isinstance(layer, Twins)]
+        self.choice = isinstance(head, Categorical)
         self.shape: tuple[int, ...] = head.shape
         linear = head.logits if self.choice else head.mean
-        hidden = [layer for layer in layers if isinstance(layer, Twins)]
-        self.tanh = [isinstance(layer, Tanh) for layer in layers if not isinstance(layer, Twins)]
-        layered: list[Any] = [*hidden, linear, policy.value]
-        self.parameters: list[Any] = [each for layer in layered for each in (layer.weight, layer.bias)]
-        self.parameters += [] if self.choice else [head.log_std]
-        views = [parameter.detach().numpy() for parameter in self.parameters]
-        depth = len(hidden)
-        self.hidden = list(zip(views[0 : 2 * depth : 2], views[1 : 2 * depth : 2], strict=True))
-        self.actor, self.actor_bias, self.critic, self.critic_bias = views[2 * depth : 2 * depth + 4]
-        self.log_std: Any = None if self.choice else views[-1]
-        self.return_norm = policy.return_norm
-        self._rooms: dict[tuple[int, bool], list[Array]] = {}
+        self.actions: int = linear.out_features
+        start = getattr(head, "start", None)
+        self.network = _Network(
+            depth=len(hidden),
+            inputs=self.encoder.width,
+            actions=self.actions,
+            gaussian=not self.choice,
+            start=0 if start is None else int(start),
+            width=Integers(*(layer.weight.shape[2] for layer in hidden)),
+            tanh=Integers(*(isinstance(layer, Tanh) for layer in layers if not isinstance(layer, Twins))),
+            weight=Pointers(*(layer.weight.data_ptr() for layer in hidden)),
+            bias=Pointers(*(layer.bias.data_ptr() for layer in hidden)),
+            actor=linear.weight.data_ptr(),
+            actor_bias=linear.bias.data_ptr(),
+            critic=policy.value.weight.data_ptr(),
+            critic_bias=policy.value.bias.data_ptr(),
+            log_std=None if self.choice else head.log_std.data_ptr(),
+        )
+        self._at = ctypes.addressof(self.network)
         self._norm_version = self._return_version = -1
+        self._scale, self._shift = 1.0, 0.0
+        self._library = library()
+        self._act = self._library.small_act
+        self._rooms: dict[int, tuple[torch.Tensor, Arrays, tuple[int, ...]]] = {}
 
-    def forward(self, obs: Arrays) -> tuple[Array, Array]:
-        """Logits or means ``[rows, …]``, and values ``[rows]``."""
-        x = self._normal(self._flat(obs))
-        self.x, self.activations = x, self._room(len(x))
-        for (weight, bias), out, tanh in zip(self.hidden, self.activations, self.tanh, strict=True):
-            np.matmul(x, weight, out=out)
-            out += bias
-            np.tanh(out, out=out) if tanh else np.maximum(out, 0, out=out)
-            x = out
-        params = np.matmul(x[0], self.actor.T)
-        params += self.actor_bias
-        return params, np.matmul(x[1], self.critic[0]) + self.critic_bias[0]
+    def act(self, obs: Arrays, generator: torch.Generator | None) -> Arrays:
+        """Actions (the likeliest ones without a generator), their log-probabilities, and values in reward units.
+
+        The arrays are overwritten by the next call with as many rows.
+        """
+        self._follow()
+        x = self._flat(obs)
+        if len(x) not in self._rooms:
+            if len(self._rooms) > 16:
+                self._rooms.clear()
+            self._rooms[len(x)] = self._room(len(x))
+        noise, found, places = self._rooms[len(x)]
+        luck = None
+        if generator is not None:
+            luck = (noise.exponential_ if self.choice else noise.normal_)(generator=generator).data_ptr()
+        if self._act(self._at, x.ctypes.data, len(x), luck, self._scale, self._shift, *places):
+            raise MemoryError
+        return found
+
+    def _room(self, rows: int) -> tuple[torch.Tensor, Arrays, tuple[int, ...]]:
+        """Noise and what is found for so many rows, and where in memory the latter is; kept from call to call."""
+        actions = np.empty((rows, *self.shape), np.int64 if self.choice else np.float32)
+        log_prob, value = np.empty(rows, np.float32), np.empty(rows, np.float32)
+        places = actions.ctypes.data, log_prob.ctypes.data, value.ctypes.data
+        return torch.empty(rows, self.actions), {self.name: actions, "log_prob": log_prob, "value": value}, places
+
+    def learner(
+        self, optimizer: Adam, config: PPO, bonus: float, fields: Arrays, at: Array, goals: Array, index: Array
+    ) -> Learner:
+        """Passes over a batch: ``fields`` of the slab, ``at`` the place of each entry there, ``goals`` of each.
+
+        ``bonus`` is the weight of the entropy; ``index`` are the entries that can be trained on.
+        """
+        self._follow()
+        return Learner(self, optimizer, config, bonus, fields, at, goals, index)
+
+    def _follow(self) -> None:
+        """Take over what normalisers have learned; torch counts how often a tensor was written."""
+        norm = self.encoder.norm
+        if norm is not None and norm.var._version != self._norm_version:
+            self._norm_version = norm.var._version
+            self._mean, self._std = norm.mean.float().numpy().copy(), norm.std().numpy().copy()
+            self.network.mean, self.network.std = self._mean.ctypes.data, self._std.ctypes.data
+            self.network.limit = norm.limit
+        norm = self.return_norm
+        if norm is not None and norm.var._version != self._return_version:
+            self._return_version = norm.var._version
+            self._scale, self._shift = float(norm.std()), float(norm.mean)
 
     def _flat(self, obs: Arrays) -> Array:
-        """All observed fields side by side."""
+        """All observed fields side by side, as 32-bit numbers one after the other."""
         if self.plain:
             x = obs[self.plain]
-            return x.reshape(len(x), -1).astype(np.float32, copy=False)
+            return np.ascontiguousarray(x.reshape(len(x), -1), np.float32)
         found: Array = self.encoder.flatten(
             {name: torch.from_numpy(obs[name]) for name in self.encoder.vectors}
         ).numpy()
-        return found
-
-    def _normal(self, x: Array) -> Array:
-        """``x`` normalised, where that is asked for."""
-        norm = self.encoder.norm
-        if norm is None:
-            return x
-        if norm.var._version != self._norm_version:  # torch counts how often a tensor was written
-            self._norm_version = norm.var._version
-            self._mean, self._std = norm.mean.float().numpy(), norm.std().numpy()
-        x = x - self._mean
-        x /= self._std
-        np.maximum(x, np.float32(-norm.limit), out=x)
-        return np.minimum(x, np.float32(norm.limit), out=x)
-
-    def _room(self, rows: int, *, slopes: bool = False) -> list[Array]:
-        """Arrays for the activations of all layers, or for their gradients; kept from call to call."""
-        if (rows, slopes) not in self._rooms:
-            if len(self._rooms) > 16:
-                self._rooms.clear()
-            shapes = [(2, rows, weight.shape[2]) for weight, _ in self.hidden]
-            self._rooms[rows, slopes] = [np.empty(shape, np.float32) for shape in shapes]
-        return self._rooms[rows, slopes]
-
-    def act(self, obs: Arrays, generator: torch.Generator | None) -> Arrays:
-        """Actions (the likeliest ones without a generator), their log-probabilities, and values in reward units."""
-        params, value = self.forward(obs)
-        if self.return_norm is not None:
-            if self.return_norm.var._version != self._return_version:
-                self._return_version = self.return_norm.var._version
-                self._spread, self._middle = self.return_norm.std().numpy(), self.return_norm.mean.float().numpy()
-            value *= self._spread
-            value += self._middle
-        if self.choice is not None:
-            log_p = _log_softmax(params)
-            scores = log_p
-            if generator is not None:
-                scores = np.exp(log_p) / torch.empty(params.shape).exponential_(generator=generator).numpy()
-            chosen = scores.argmax(-1)
-            log_prob = log_p[np.arange(len(log_p)), chosen]
-            actions = chosen if self.choice.start is None else chosen + self.choice.start.numpy()
-        else:
-            noise = np.zeros_like(params)
-            if generator is not None:
-                noise = torch.empty(params.shape).normal_(generator=generator).numpy()
-            actions = np.exp(self.log_std) * noise
-            actions += params
-            log_prob = _log_density(noise, self.log_std)
-        return {self.name: actions.reshape(-1, *self.shape), "log_prob": log_prob, "value": value}
-
-    def evaluate(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities of the actions, entropies and values."""
-        arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
-        params, value = self.forward(arrays)
-        action = arrays[self.name]
-        if self.choice is not None:
-            chosen = action if self.choice.start is None else action - self.choice.start.numpy()
-            self.log_p = _log_softmax(params)
-            self.p = np.exp(self.log_p)
-            self.chosen = np.arange(len(chosen)), chosen
-            log_prob = self.log_p[self.chosen]
-            self.entropy: Array = -np.vecdot(self.p, self.log_p)
-        else:
-            self.scaled = (action.reshape(params.shape) - params) * np.exp(-self.log_std)
-            log_prob = _log_density(self.scaled, self.log_std)
-            spread = float(self.log_std.sum()) + 0.5 * len(self.log_std) * (1 + math.log(2 * math.pi))
-            self.entropy = np.full(len(log_prob), spread, np.float32)
-        return torch.from_numpy(log_prob), torch.from_numpy(self.entropy), torch.from_numpy(value)
-
-    def backward(self, log_prob: Array, value: Array, entropy: Array | None) -> None:
-        """Write the weights' gradients, given those of what :meth:`evaluate` returned."""
-        grads: list[Any] = [parameter.grad.numpy() for parameter in self.parameters if parameter.grad is not None]
-        depth, top = len(self.hidden), self.activations[-1]
-        slope = self._head(log_prob, entropy, None if self.choice else grads[-1])
-        for place, part in enumerate((slope, value[:, None])):
-            np.matmul(part.T, top[place], out=grads[2 * (depth + place)])
-            part.sum(0, out=grads[2 * (depth + place) + 1])
-        below = self._room(len(value), slopes=True)[-1]
-        np.matmul(slope, self.actor, out=below[0])
-        np.multiply(value[:, None], self.critic, out=below[1])
-        for layer in reversed(range(depth)):
-            self._derivative(layer)
-            below *= self.activations[layer]
-            before = self.activations[layer - 1] if layer else self.x
-            np.matmul(before.swapaxes(-1, -2), below, out=grads[2 * layer])
-            below.sum(1, keepdims=True, out=grads[2 * layer + 1])
-            if layer:
-                below, above = self._room(len(value), slopes=True)[layer - 1], below
-                np.matmul(above, self.hidden[layer][0].swapaxes(-1, -2), out=below)
-
-    def _derivative(self, layer: int) -> None:
-        """Put the derivative of a layer's activation in the place of the activation, which is not needed any more."""
-        out = self.activations[layer]
-        if self.tanh[layer]:
-            np.multiply(out, out, out=out)
-            np.subtract(1, out, out=out)
-        else:
-            np.greater(out, 0, out=out, casting="unsafe")
-
-    def _head(self, log_prob: Array, entropy: Array | None, log_std: Array | None) -> Array:
-        """The gradient of logits or means; that of ``log_std`` is written."""
-        if self.choice is not None:
-            slope = self.p * -log_prob[:, None]
-            slope[self.chosen] += log_prob
-            if entropy is not None:
-                slope -= self.p * (self.log_p + self.entropy[:, None]) * entropy[:, None]
-            return slope
-        assert log_std is not None
-        np.einsum("i,ij->j", log_prob, self.scaled * self.scaled - 1, out=log_std)
-        if entropy is not None:
-            log_std += entropy.sum()
-        found: Array = self.scaled * (log_prob[:, None] * np.exp(-self.log_std))
-        return found
+        return np.ascontiguousarray(found)
 
 
-def _log_softmax(logits: Array) -> Array:
-    shifted = logits - logits.max(-1, keepdims=True)
-    found: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return found
+class Learner:
+    """Gradient steps on the samples of one batch, which stay where they are unless they must be converted."""
 
+    def __init__(
+        self,
+        small: Small,
+        optimizer: Adam,
+        config: PPO,
+        bonus: float,
+        fields: Arrays,
+        at: Array,
+        goals: Array,
+        index: Array,
+    ) -> None:
+        """See :meth:`Small.learner`."""
+        self.small, self.index, self._library = small, index, small._library
+        group = optimizer.param_groups[0]
+        self.learning = _Learning(
+            *(each.data_ptr() for each in (optimizer.flat, optimizer.grad, *optimizer.moments, optimizer.steps)),
+            size=optimizer.flat.numel(),
+            threads=max(1, min(torch.get_num_threads(), config.minibatch // _FEWEST)),
+            normalize=config.normalize_advantage,
+            lr=group["lr"],
+            eps=group["eps"],
+            clip=config.clip,
+            value_clip=config.value_clip,
+            value_coef=config.value_coef,
+            bonus=bonus,
+            longest=config.max_grad_norm,
+        )
+        names = small.encoder.vectors
+        in_place = small.plain and fields[small.plain].dtype == np.float32
+        obs = fields[small.plain] if in_place else small._flat({name: fields[name][at] for name in names})
+        action = fields[small.name]
+        kind = np.int64 if small.choice else np.float32
+        taken = action if action.dtype == kind else action[at].astype(kind)
+        goals, at = np.ascontiguousarray(goals, np.float32), np.ascontiguousarray(at, np.int64)
+        self._kept = (obs, taken, goals, at, fields)  # what the pointers point to
+        self.samples = _Samples(
+            obs=obs.ctypes.data,
+            action=taken.ctypes.data,
+            log_prob=fields["log_prob"].ctypes.data,
+            obs_at=at.ctypes.data if in_place else None,
+            action_at=at.ctypes.data if taken is action else None,
+            at=at.ctypes.data,
+            advantage=goals[0].ctypes.data,
+            returns=goals[1].ctypes.data,
+            old=goals[2].ctypes.data,
+            minibatch=config.minibatch,
+        )
 
-def _log_density(scaled: Array, log_std: Array) -> Array:
-    constant = np.float32(log_std.sum() + 0.5 * len(log_std) * math.log(2 * math.pi))
-    found: Array = -0.5 * np.vecdot(scaled, scaled) - constant
-    return found
+    def one_pass(self, order: Array, sums: Array, interrupted: Interrupted) -> bool:
+        """Gradient steps on all entries in this order; adds up METRICS over the entries. False: it was interrupted."""
+        rows = self.index[order]
+        at_once = _AT_ONCE * self.samples.minibatch
+        structures = (self.small.network, self.learning, self.samples)
+        for start in range(0, len(rows), at_once):
+            if interrupted():
+                return False
+            part = rows[start : start + at_once]
+            self.samples.rows, self.samples.count = part.ctypes.data, len(part)
+            if self._library.small_ppo(*map(ctypes.addressof, structures), sums.ctypes.data):
+                raise MemoryError
+        return True
