@@ -102,14 +102,14 @@ def measure_costs(task: Task) -> Costs:
 
 def _env_costs(task: Task) -> tuple[_Glance, _Glance, int, float]:
     """A step of one copy, a step of a few, how many these are, and seconds to make one: as many as a moment allows."""
-    _own_way(task.env, task.agents, 1)  # what is imported and loaded once is not the cost of a copy
+    _own_way(task.env, task.agents, 1, task.algorithm)  # what is imported and loaded once is not the cost of a copy
     begin = time.perf_counter()
-    step = _own_way(task.env, task.agents, 1)
+    step = _own_way(task.env, task.agents, 1, task.algorithm)
     make = time.perf_counter() - begin
     one = _glance(step)
     lasting = max(make, (one.cpu + one.waits) / 1e6)
     copies = max(1, min(task.copies, int(_MOMENT / lasting)))
-    few = _glance(_own_way(task.env, task.agents, copies)) if copies > 1 else one
+    few = _glance(_own_way(task.env, task.agents, copies, task.algorithm)) if copies > 1 else one
     return one, few, copies, make
 
 
@@ -191,7 +191,7 @@ def _measure(x: Experiment) -> Parts:
     x = settled(x)
     rows = x.actors.envs
     algorithm: Any = next(iter(x.algorithms.values()))
-    found = {f"env, {way}": _time(step) / rows for way, step in _ways(x).items()}
+    found = {f"env, {way}": _time(step) / rows for way, step in _ways(x, algorithm).items()}
     spaces = x.env.make(1).spaces(AGENT)
     found["forward"] = _time(_acting(algorithm, spaces, rows)) / rows
     train, batch = _training(algorithm, spaces, rows)
@@ -216,16 +216,17 @@ def _time(call: Callable[[], Any]) -> float:
     return median(stretches) * 1e6
 
 
-def _ways(x: Experiment) -> dict[str, Callable[[], Any]]:
+def _ways(x: Experiment, algorithm: Any) -> dict[str, Callable[[], Any]]:
     """The ways there are to step the environments on this machine."""
-    found = {"SRL": _own_way(x.env, (AGENT,), x.actors.envs)}
+    found = {"SRL": _own_way(x.env, (AGENT,), x.actors.envs, algorithm)}
     theirs = ENVPOOL.get(str(x.env.id)) if isinstance(x.env, Gym) else None
     if theirs is not None and importlib.util.find_spec("envpool") is not None:
-        found["EnvPool"] = _envpool_way(theirs, x.actors.envs)
+        actions = _actions(algorithm, x.env.make(1).spaces(AGENT), x.actors.envs)
+        found["EnvPool"] = _envpool_way(theirs, x.actors.envs, actions)
     return found
 
 
-def _own_way(config: EnvConfig, agents: Sequence[str], copies: int) -> Callable[[], Any]:
+def _own_way(config: EnvConfig, agents: Sequence[str], copies: int, algorithm: Any) -> Callable[[], Any]:
     env, rows = config.make(copies), copies * len(agents)
     env.bind([agents])
     spaces = env.spaces(agents[0])
@@ -234,25 +235,25 @@ def _own_way(config: EnvConfig, agents: Sequence[str], copies: int) -> Callable[
     after = Observed({name: np.zeros((rows, *spec.shape), spec.dtype) for name, spec in seen.items()}, first, acts)
     views = StepViews(after, np.zeros(rows, np.float32), terminated, truncated, valid)
     env.reset(0, [after])
-    actions = _actions(spaces, rows)
+    actions = _actions(algorithm, spaces, rows)
     turn = iter(range(10**12))
     return lambda: env.step([actions[next(turn) % len(actions)]], [views])
 
 
-def _envpool_way(name: str, rows: int) -> Callable[[], Any]:
+def _envpool_way(name: str, rows: int, actions: list[dict[str, Any]]) -> Callable[[], Any]:
     import envpool  # type: ignore[import-not-found,unused-ignore]
 
     env = envpool.make_gymnasium(name, num_envs=rows, num_threads=1, seed=0)
     env.reset()
-    actions = [np.stack([env.action_space.sample() for _ in range(rows)]) for _ in range(16)]
+    taken = [each["action"].astype(env.action_space.dtype) for each in actions]
     turn = iter(range(10**12))
-    return lambda: env.step(actions[next(turn) % 16])
+    return lambda: env.step(taken[next(turn) % len(taken)])
 
 
-def _actions(spaces: Any, rows: int) -> list[dict[str, Any]]:
-    spaces.action.seed(0)
-    samples = [np.stack([spaces.action.sample() for _ in range(rows)]) for _ in range(16)]
-    return [{"action": each} for each in samples]
+def _actions(algorithm: Any, spaces: Any, rows: int) -> list[dict[str, Any]]:
+    """Actions as a policy takes them that has not learned yet: a robot's physics depends on what it does."""
+    act, names = _acting(algorithm, spaces, rows), spaces.action_spec()
+    return [{name: found[name].copy() for name in names} for found in (act() for _ in range(16))]
 
 
 def _acting(algorithm: Any, spaces: Any, rows: int) -> Callable[..., Any]:
@@ -265,8 +266,8 @@ def _acting(algorithm: Any, spaces: Any, rows: int) -> Callable[..., Any]:
     inputs = {name: _plausible(name, spec.dtype, (rows, *spec.shape)) for name, spec in specs.items()}
     which, no = np.arange(rows), np.zeros(rows, bool)
 
-    def act(count: int = rows) -> None:
-        host.act({name: field[:count] for name, field in inputs.items()}, which[:count], no[:count])
+    def act(count: int = rows) -> Any:
+        return host.act({name: field[:count] for name, field in inputs.items()}, which[:count], no[:count])
 
     return act
 
