@@ -58,7 +58,7 @@ def _pong() -> Experiment:
         env=envs.gym("ALE/Pong-v5", repeat_action_probability=0.0),
         algorithm=PPO(
             lr=5e-4,
-            horizon=64,
+            horizon=128,
             epochs=3,
             minibatch=256,
             clip=0.1,
@@ -66,7 +66,7 @@ def _pong() -> Experiment:
             anneal_steps=4_000_000,
             precision="auto",
         ),
-        actors=Actors(envs=32),
+        actors=Actors(envs=16),
         steps=2_000_000,
     )
 
