@@ -4,7 +4,7 @@ python benchmarks/profiles.py [cartpole halfcheetah pong pong-4] [--seconds 60] 
 
 Every work runs as in ``srl bench throughput``; py-spy (of the ``dev`` extra) samples each of its workers, C and C++
 frames included. A sample of a thread that does something counts for the innermost function, and for whom that function
-belongs to: the environment, torch, numpy with its BLAS, Python, the system, or SRL. Tables, the shares of SRL's own
+belongs to: the environment, torch, numpy, small.c, Python, the system, or SRL. Tables, the shares of SRL's own
 functions and the stacks themselves (folded, those below a thousandth left out; any flame graph viewer reads them) go to
 benchmarks/results/profiles/.
 """
@@ -39,6 +39,7 @@ OWNERS = {
     "environment": ("ale_py", "mujoco", "gymnasium", "opencv", "libcv"),
     "torch": ("torch", "libgomp", "mkldnn", "dnnl", "mkl", "c10", "at::"),
     "numpy": ("numpy", "openblas"),
+    "small.c": ("libsmall",),  # the arithmetic of small networks, which is torch's elsewhere
     "SRL": ("srl/",),
     "Python": ("libpython", "python3", ".py:", "importlib", "/python"),
     "system": ("libc", "ld-linux", "linux-gnu", "vdso", "kernel"),

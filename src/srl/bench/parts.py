@@ -34,6 +34,8 @@ ENVPOOL = {"CartPole-v1": "CartPole-v1", "HalfCheetah-v5": "HalfCheetah-v4", "AL
 """What EnvPool calls the environments it has too."""
 _MOMENT = 0.03
 """Seconds for each part where a moment has to do."""
+_FEWER = 4
+"""With how many times as many copies it is tried again."""
 
 Parts = dict[str, float]
 """Microseconds: ``env…`` and ``forward`` per agent step, ``train`` and ``copy`` per sample of one pass."""
@@ -101,16 +103,27 @@ def measure_costs(task: Task) -> Costs:
 
 
 def _env_costs(task: Task) -> tuple[_Glance, _Glance, int, float]:
-    """A step of one copy, a step of a few, how many these are, and seconds to make one: as many as a moment allows."""
+    """A step of one copy, a step of many, how many these are, and seconds to make one: as many as a moment allows.
+
+    A vector that is one by itself is made as fast with many copies as with one, so that is tried.
+    """
     _own_way(task.env, task.agents, 1, task.algorithm)  # what is imported and loaded once is not the cost of a copy
+    step, make = _made(task, 1)
+    one = many = _glance(step)
+    copies, lasting = 1, max(make, (one.cpu + one.waits) / 1e6)
+    while copies < task.copies and _FEWER * lasting < _MOMENT:
+        copies = min(task.copies, _FEWER * copies)
+        step, took = _made(task, copies)
+        many = _glance(step)
+        lasting = max(took, (many.cpu + many.waits) / 1e6)
+    return one, many, copies, make
+
+
+def _made(task: Task, copies: int) -> tuple[Callable[[], Any], float]:
+    """What steps so many copies, and the seconds it took to make them."""
     begin = time.perf_counter()
-    step = _own_way(task.env, task.agents, 1, task.algorithm)
-    make = time.perf_counter() - begin
-    one = _glance(step)
-    lasting = max(make, (one.cpu + one.waits) / 1e6)
-    copies = max(1, min(task.copies, int(_MOMENT / lasting)))
-    few = _glance(_own_way(task.env, task.agents, copies, task.algorithm)) if copies > 1 else one
-    return one, few, copies, make
+    step = _own_way(task.env, task.agents, copies, task.algorithm)
+    return step, time.perf_counter() - begin
 
 
 def _train_cost(task: Task) -> float:
