@@ -19,6 +19,7 @@ SPACES = {
     "discrete": Spaces(BOX, gymnasium.spaces.Discrete(3)),
     "discrete from 2": Spaces(BOX, gymnasium.spaces.Discrete(3, start=2)),
     "box": Spaces(BOX, gymnasium.spaces.Box(-1, 1, (2, 2))),
+    "wider than the layers": Spaces(gymnasium.spaces.Box(-1, 1, (300,)), gymnasium.spaces.Discrete(40)),
     "dictionary": Spaces(
         gymnasium.spaces.Dict(a=BOX, b=gymnasium.spaces.Discrete(4)), gymnasium.spaces.Box(-1, 1, (1,))
     ),
@@ -30,6 +31,7 @@ CONFIGS = {
     "entropy": srl.PPO(entropy=0.1),
     "values clipped": srl.PPO(value_clip=0.3, normalize_advantage=False),
     "odd widths": srl.PPO(hidden=(13, 21)),
+    "one layer": srl.PPO(hidden=(16,)),
 }
 
 
@@ -56,7 +58,7 @@ def pair(config, spaces):
             other.copy_(mine)
     obs = observations(spaces, generator)
     for learner in (hand, torchs):
-        learner.policy.observe(obs, torch.arange(ROWS).float())
+        learner.policy.observe(obs, torch.linspace(-2, 7, ROWS))
     assert hand.policy.small() is not None and torchs.policy.small() is None
     return hand, torchs, obs
 

@@ -149,8 +149,9 @@ INLINE void activate(int64_t n, float *x, int is_tanh) {
 
 /* ---- the network ---- */
 
+/* The widest hidden layer. */
 static int64_t widest(const Network *net) {
-    int64_t most = net->inputs > net->actions ? net->inputs : net->actions;
+    int64_t most = 0;
     for (int64_t l = 0; l < net->depth; l++) most = net->width[l] > most ? net->width[l] : most;
     return most;
 }
