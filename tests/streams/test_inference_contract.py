@@ -386,7 +386,7 @@ def test_a_request_that_comes_twice_is_answered_twice_and_computed_once(inferenc
     def answered():
         assert server.take() is None, "the request was computed again"
         answers.extend(iter(client.hear, None))
-        return len(answers) >= 2  # the second may have been late, and is then answered by itself
+        return len(answers) in (2, 3)  # three if the second came late: it is then answered by itself
 
     eventually(answered)
     for message in answers:

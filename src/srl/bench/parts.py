@@ -34,7 +34,7 @@ ENVPOOL = {"CartPole-v1": "CartPole-v1", "HalfCheetah-v5": "HalfCheetah-v4", "AL
 """What EnvPool calls the environments it has too."""
 _MOMENT = 0.03
 """Seconds for each part where a moment has to do."""
-_FEWER = 4
+_GROWTH = 4
 """With how many times as many copies it is tried again."""
 
 Parts = dict[str, float]
@@ -111,8 +111,8 @@ def _env_costs(task: Task) -> tuple[_Glance, _Glance, int, float]:
     step, make = _made(task, 1)
     one = many = _glance(step)
     copies, lasting = 1, max(make, (one.cpu + one.waits) / 1e6)
-    while copies < task.copies and _FEWER * lasting < _MOMENT:
-        copies = min(task.copies, _FEWER * copies)
+    while copies < task.copies and _GROWTH * lasting < _MOMENT:
+        copies = min(task.copies, _GROWTH * copies)
         step, took = _made(task, copies)
         many = _glance(step)
         lasting = max(took, (many.cpu + many.waits) / 1e6)
