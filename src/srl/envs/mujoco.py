@@ -2,12 +2,15 @@
 
 The copies are Gymnasium's own environments: they are made, reset and saved by Gymnasium. Only their step is ours: the
 physics of one copy after the other, then observations, rewards and ends of all copies at once, to the bit what
-Gymnasium computes copy by copy.
+Gymnasium computes copy by copy. What MuJoCo does besides and these robots have no use for is switched off.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,6 +89,21 @@ def robot_of(env: Env) -> Robot | None:
     return kind(base) if kind is not None and wrapped and base.render_mode is None else None
 
 
+def _lean(model: Any) -> None:
+    """Leave out of ``model``'s step what changes nothing for one robot on a plane: a quarter of its time.
+
+    MuJoCo looks for groups of bodies that touch, and for pairs of geoms in a tree of boxes; a robot is one group of
+    nine geoms. And it reads the clock some twenty times, for a profile that is for the whole process (``mjcb_time``).
+    """
+    import mujoco
+
+    off = mujoco.mjtDisableBit
+    model.opt.disableflags |= int(off.mjDSBL_MIDPHASE) | int(getattr(off, "mjDSBL_ISLAND", 0))
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        library = ctypes.CDLL(str(next(Path(mujoco.__file__).parent.glob("libmujoco*"))))
+        ctypes.c_void_p.in_dll(library, "mjcb_time").value = None
+
+
 class MujocoLoop(GymLoop):
     """Copies of one robot."""
 
@@ -97,6 +115,7 @@ class MujocoLoop(GymLoop):
         assert robot is not None
         self._robot, self._mj_step = robot, mujoco.mj_step
         self._model: Any = robot.env.model  # the copies' models are alike; one for all stays in the cache
+        _lean(self._model)
         self._position: Array = np.zeros((copies, self._model.nq))
         self._velocity: Array = np.zeros((copies, self._model.nv))
         self._copies: list[tuple[Any, Any, Array]] = []
