@@ -4,7 +4,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 SRL := $(VENV)/bin/srl
-SOURCES := pyproject.toml hatch_build.py src/srl/policies/small.c
+SOURCES := pyproject.toml hatch_build.py $(wildcard src/srl/*/*.c)
 RUN := runs/cartpole-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: train test lint bench rivals learn install clean

@@ -1,4 +1,4 @@
-"""Compiles the one file of C there is; without a C compiler SRL is installed without it, and is slower."""
+"""Compiles the files of C there are; without a C compiler SRL is installed without it, and is slower."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE, TARGET = "src/srl/policies/small.c", "src/srl/policies/libsmall.so"
+SOURCES, TARGET = "src/srl/*/*.c", "src/srl/libnative.so"
 # No -ffast-math: it is for everything in a process, and takes rounding away.
 FLAGS = "-O3 -std=gnu11 -fPIC -shared -fno-math-errno -fno-trapping-math -Wno-psabi"
 
@@ -21,15 +21,15 @@ class Native(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and say so if that is not possible."""
-        source, target = Path(self.root, SOURCE), Path(self.root, TARGET)
+        sources, target = sorted(map(str, Path(self.root).glob(SOURCES))), Path(self.root, TARGET)
         compiler = shlex.split(os.environ.get("CC", "cc"))
         partial = target.with_suffix(f".{os.getpid()}")
-        command = [*compiler, *FLAGS.split(), str(source), "-o", str(partial), "-lm", "-lpthread"]
+        command = [*compiler, *FLAGS.split(), *sources, "-o", str(partial), "-lm", "-lpthread"]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             reason = getattr(error, "stderr", "") or error
-            print(f"srl: small networks stay with torch, {command[0]} failed: {reason}", file=sys.stderr)
+            print(f"srl: installed without compiled code, {command[0]} failed: {reason}", file=sys.stderr)
             target.unlink(missing_ok=True)
             return
         partial.replace(target)

@@ -39,7 +39,7 @@ OWNERS = {
     "environment": ("ale_py", "mujoco", "gymnasium", "opencv", "libcv"),
     "torch": ("torch", "libgomp", "mkldnn", "dnnl", "mkl", "c10", "at::"),
     "numpy": ("numpy", "openblas"),
-    "small.c": ("libsmall",),  # the arithmetic of small networks, which is torch's elsewhere
+    "small.c": ("libnative",),  # the arithmetic of small networks, which is torch's elsewhere
     "SRL": ("srl/",),
     "Python": ("libpython", "python3", ".py:", "importlib", "/python"),
     "system": ("libc", "ld-linux", "linux-gnu", "vdso", "kernel"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from srl import envs
+from srl.core import native
 from srl.envs.base import Observed, StepViews
 from srl.envs.loop import GymLoop
 from srl.envs.mujoco import MujocoLoop
@@ -41,6 +42,7 @@ def pair(id, **kwargs):
     return ours, theirs, *outs
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(
     ("id", "kwargs"),
     [
@@ -53,9 +55,12 @@ def pair(id, **kwargs):
         ),
     ],
 )
-def test_steps_rewards_and_ends_are_gymnasiums_to_the_bit(id, kwargs):
+def test_steps_rewards_and_ends_are_gymnasiums_to_the_bit(id, kwargs, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr("srl.core.native.library", lambda: None)
     ours, theirs, mine, other = pair(id, **kwargs)
     assert type(ours) is MujocoLoop
+    assert (ours._step is not None) == (compiled and native.library() is not None)
     rng, ends = np.random.default_rng(0), 0
     for step in range(200):
         action = {"action": rng.normal(size=(COPIES, *ours.spaces(AGENT).action.shape)).astype(np.float32)}

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from srl.core import native
 from srl.core.memory import Doorbell, Segment, available_memory
 
 EXTRAS = {
@@ -81,7 +82,7 @@ def _package(name: str, verdict: str, todo: str) -> Finding:
 
 
 def _native() -> Finding:
-    built = Path(__file__).parent.joinpath("policies", "libsmall.so").exists()
+    built = native.PATH.exists()
     todo = "small networks train several times slower: install a C compiler, then SRL again"
     return Finding("compiled code", "ok" if built else "note", "built" if built else "not built", todo)
 

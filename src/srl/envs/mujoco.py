@@ -7,18 +7,19 @@ Gymnasium computes copy by copy. What MuJoCo does besides and these robots have 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
+from srl.core import native
 from srl.core.specs import Array, Arrays
 from srl.core.worker import State
-from srl.envs.base import StepViews
+from srl.envs.base import Observed, StepViews
 from srl.envs.loop import Env, GymLoop
 from srl.envs.single import Watch
 
@@ -89,19 +90,45 @@ def robot_of(env: Env) -> Robot | None:
     return kind(base) if kind is not None and wrapped and base.render_mode is None else None
 
 
-def _lean(model: Any) -> None:
-    """Leave out of ``model``'s step what changes nothing for one robot on a plane: a quarter of its time.
+def _lean(model: Any) -> ctypes.CDLL | None:
+    """Leave out of ``model``'s step what changes nothing for one robot on a plane: a fifth of its time.
 
     MuJoCo looks for groups of bodies that touch, and for pairs of geoms in a tree of boxes; a robot is one group of
-    nine geoms. And it reads the clock some twenty times, for a profile that is for the whole process (``mjcb_time``).
+    a few geoms. And it reads the clock some twenty times, for a profile that is for the whole process (``mjcb_time``).
+    Returned is MuJoCo itself, unless this installation of it hides what is in there.
     """
     import mujoco
 
     off = mujoco.mjtDisableBit
     model.opt.disableflags |= int(off.mjDSBL_MIDPHASE) | int(getattr(off, "mjDSBL_ISLAND", 0))
-    with contextlib.suppress(OSError, ValueError, StopIteration):
+    try:
         library = ctypes.CDLL(str(next(Path(mujoco.__file__).parent.glob("libmujoco*"))))
         ctypes.c_void_p.in_dll(library, "mjcb_time").value = None
+    except (OSError, ValueError, StopIteration):
+        return None
+    return library
+
+
+def _native_step(mujoco: ctypes.CDLL | None) -> Callable[..., None] | None:
+    """``robots_step`` with MuJoCo's step in it, if there is compiled code."""
+    library = native.library()
+    if library is None or mujoco is None:
+        return None
+    kinds = "pplplpppppp"
+    step = library.robots_step
+    step.restype, step.argtypes = None, [ctypes.c_int64 if kind == "l" else ctypes.c_void_p for kind in kinds]
+    return partial(step, ctypes.cast(mujoco.mj_step, ctypes.c_void_p))
+
+
+class Copies(NamedTuple):
+    """The simulations of all copies, looked up anew when a copy has changed."""
+
+    data: list[Any]
+    control: list[Array]
+    position: list[Array]
+    velocity: list[Array]
+    addresses: Array
+    """Of each copy's simulation, control, position and velocity, for ``robots.c``."""
 
 
 class MujocoLoop(GymLoop):
@@ -109,55 +136,84 @@ class MujocoLoop(GymLoop):
 
     def __init__(self, name: str, make: Callable[[], Env], copies: int, watch: Watch) -> None:
         super().__init__(name, make, copies, watch)
-        import mujoco
-
         robot = robot_of(self.envs[0])
         assert robot is not None
-        self._robot, self._mj_step = robot, mujoco.mj_step
-        self._model: Any = robot.env.model  # the copies' models are alike; one for all stays in the cache
-        _lean(self._model)
-        self._position: Array = np.zeros((copies, self._model.nq))
-        self._velocity: Array = np.zeros((copies, self._model.nv))
-        self._copies: list[tuple[Any, Any, Array]] = []
-        """Time limit, simulation and its control of every copy; looked up anew when copies have changed."""
+        model = robot.env.model  # the copies' models are alike; one for all stays in the cache
+        self._robot, self._model, self._step = robot, model, _native_step(_lean(model))
+        self._sizes: Array = np.array([model.nu, model.nq, model.nv])
+        self._before: Array = np.zeros(copies)
+        self._position: Array = np.zeros((copies, model.nq))
+        self._velocity: Array = np.zeros((copies, model.nv))
+        self._found = [each.ctypes.data for each in (self._sizes, self._before, self._position, self._velocity)]
+        self._copies: Copies | None = None
+        self._elapsed: Array = np.zeros(copies, int)
+        """Steps of each copy's episode; Gymnasium keeps them in each copy, and has them back in :meth:`_let_go`."""
+        self._longest = self.envs[0]._max_episode_steps  # type: ignore[attr-defined]
+
+    def _look_up(self) -> Copies:
+        data = [env.unwrapped.data for env in self.envs]  # type: ignore[attr-defined]
+        control, position, velocity = ([getattr(each, name) for each in data] for name in ("ctrl", "qpos", "qvel"))
+        arrays = ([each.ctypes.data for each in part] for part in (control, position, velocity))
+        addresses = np.array([[each._address for each in data], *arrays]).T.copy()
+        self._elapsed[:] = [env._elapsed_steps for env in self.envs]  # type: ignore[attr-defined]
+        self._copies = Copies(data, control, position, velocity, addresses)
+        return self._copies
+
+    def _let_go(self) -> None:
+        if self._copies is not None:
+            for env, elapsed in zip(self.envs, self._elapsed.tolist(), strict=True):
+                env._elapsed_steps = elapsed  # type: ignore[attr-defined]
+        self._copies = None
 
     def _fresh(self, row: int) -> Any:
-        self._copies = []
+        self._let_go()
         return super()._fresh(row)
+
+    def reset(self, seed: int, out: Sequence[Observed]) -> None:
+        """See :class:`GymLoop`."""
+        self._let_go()
+        super().reset(seed, out)
+
+    def state(self) -> State | None:
+        """See :class:`GymLoop`."""
+        self._let_go()
+        return super().state()
 
     def load_state(self, state: State) -> None:
         """See :class:`GymLoop`."""
-        self._copies = []
+        self._let_go()
         super().load_state(state)
-
-    def _look_up(self) -> None:
-        data = [env.unwrapped.data for env in self.envs]  # type: ignore[attr-defined]
-        self._copies = [(env, each, each.ctrl) for env, each in zip(self.envs, data, strict=True)]
-        self._positions, self._velocities = [each.qpos for each in data], [each.qvel for each in data]
 
     def step_copies(self, actions: Arrays, ended: list[bool], views: StepViews) -> None:
         """See :class:`GymLoop`."""
-        if not self._copies:
-            self._look_up()
-        control = np.asarray(self.fields.batch(actions))
-        before: Array = np.array([position[0] for position in self._positions])
-        step, model, frames = self._mj_step, self._model, self._robot.env.frame_skip
-        truncated = [False] * self.copies
-        for row, (limit, data, ctrl) in enumerate(self._copies):
-            if ended[row]:
-                self.begin(row, limit.reset(), views.after)
-            else:
-                ctrl[:] = control[row]
-                step(model, data, frames)
-                limit._elapsed_steps += 1
-                truncated[row] = limit._elapsed_steps >= limit._max_episode_steps
-        np.concatenate(self._positions, out=self._position.reshape(-1))
-        np.concatenate(self._velocities, out=self._velocity.reshape(-1))
+        copies = self._copies or self._look_up()
+        running: Array = ~self.ended
+        for row in np.flatnonzero(self.ended).tolist():
+            self.begin(row, self.envs[row].reset(), views.after)
+            self._elapsed[row] = 0
+        control = np.ascontiguousarray(self.fields.batch(actions), np.float32)
+        self._simulate(copies, control, running)
         self.fields.write_batch(self._robot.observation(self._position, self._velocity), views.after.obs)
-        reward, over = self._robot.outcome(before, self._position, self._velocity, control)
-        running = ~np.array(ended)
-        views.truncated[:] = truncated
+        reward, over = self._robot.outcome(self._before, self._position, self._velocity, control)
+        self._elapsed += running
         np.multiply(reward, running, out=views.reward, casting="same_kind")
         np.logical_and(over, running, out=views.terminated)
+        np.greater_equal(self._elapsed, self._longest, out=views.truncated)
         np.logical_or(views.terminated, views.truncated, out=self.ended)
         np.logical_not(self.ended, out=views.after.acts)
+
+    def _simulate(self, copies: Copies, control: Array, running: Array) -> None:
+        """The physics of one step, and what came of it."""
+        model, frames = self._model, self._robot.env.frame_skip
+        if self._step is not None:
+            robots = copies.addresses.ctypes.data, self.copies, running.ctypes.data, control.ctypes.data
+            self._step(model._address, frames, *robots, *self._found)
+            return
+        import mujoco
+
+        self._before[:] = [position[0] for position in copies.position]
+        for row in np.flatnonzero(running).tolist():
+            copies.control[row][:] = control[row]
+            mujoco.mj_step(model, copies.data[row], frames)
+        np.concatenate(copies.position, out=self._position.reshape(-1))
+        np.concatenate(copies.velocity, out=self._velocity.reshape(-1))

@@ -11,12 +11,12 @@ from __future__ import annotations
 import ctypes
 import functools
 from ctypes import c_float, c_int64, c_void_p
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from srl.core import native
 from srl.core.specs import Array, Arrays
 from srl.policies.distributions import Categorical, Gaussian
 from srl.policies.networks import Tanh, Twins
@@ -67,12 +67,11 @@ class _Samples(ctypes.Structure):
 @functools.cache
 def library() -> Any:
     """The compiled code; None if there is none."""
-    path = Path(__file__).with_name("libsmall.so")
-    if not path.exists():
-        return None
-    found = ctypes.CDLL(str(path))
-    found.small_act.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_float, c_float, c_void_p, c_void_p, c_void_p]
-    found.small_ppo.argtypes = [c_void_p] * 4
+    found = native.library()
+    if found is not None:
+        results = [c_void_p] * 3
+        found.small_act.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_float, c_float, *results]
+        found.small_ppo.argtypes = [c_void_p] * 4
     return found
 
 
