@@ -60,7 +60,7 @@ def test_steps_rewards_and_ends_are_gymnasiums_to_the_bit(id, kwargs, compiled, 
         monkeypatch.setattr("srl.core.native.library", lambda: None)
     ours, theirs, mine, other = pair(id, **kwargs)
     assert type(ours) is MujocoLoop
-    assert (ours._step is not None) == (compiled and native.library() is not None)
+    assert (ours._simulation.native is not None) == (compiled and native.library() is not None)
     rng, ends = np.random.default_rng(0), 0
     for step in range(200):
         action = {"action": rng.normal(size=(COPIES, *ours.spaces(AGENT).action.shape)).astype(np.float32)}

@@ -8,10 +8,10 @@ Gymnasium computes copy by copy. What MuJoCo does besides and these robots have 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
@@ -90,45 +90,61 @@ def robot_of(env: Env) -> Robot | None:
     return kind(base) if kind is not None and wrapped and base.render_mode is None else None
 
 
-def _lean(model: Any) -> ctypes.CDLL | None:
-    """Leave out of ``model``'s step what changes nothing for one robot on a plane: a fifth of its time.
+class _Simulation(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("set", "step", "get", "model", "data", "control")),
+        *((name, ctypes.c_int64) for name in ("controls", "frames", "size", "parts")),
+    )
 
-    MuJoCo looks for groups of bodies that touch, and for pairs of geoms in a tree of boxes; a robot is one group of
-    a few geoms. And it reads the clock some twenty times, for a profile that is for the whole process (``mjcb_time``).
-    Returned is MuJoCo itself, unless this installation of it hides what is in there.
+
+class Simulation:
+    """One simulation, in which the robots take their steps in turn.
+
+    A simulation per robot would be some hundred kilobytes each; a robot's state is less than one. What MuJoCo does
+    besides, and changes nothing for one robot on a plane, is switched off: to look for groups of bodies that touch and
+    for pairs of geoms in a tree of boxes, and to read the clock at every turn (``mjcb_time``, for the whole process).
     """
-    import mujoco
 
-    off = mujoco.mjtDisableBit
-    model.opt.disableflags |= int(off.mjDSBL_MIDPHASE) | int(getattr(off, "mjDSBL_ISLAND", 0))
-    try:
-        library = ctypes.CDLL(str(next(Path(mujoco.__file__).parent.glob("libmujoco*"))))
-        ctypes.c_void_p.in_dll(library, "mjcb_time").value = None
-    except (OSError, ValueError, StopIteration):
-        return None
-    return library
+    def __init__(self, model: Any, frames: int) -> None:
+        import mujoco
 
+        self.mujoco, self.model, self.data, self.frames = mujoco, model, mujoco.MjData(model), frames
+        self.parts = mujoco.mjtState.mjSTATE_INTEGRATION
+        self.size = mujoco.mj_stateSize(model, self.parts)
+        off = mujoco.mjtDisableBit
+        model.opt.disableflags |= int(off.mjDSBL_MIDPHASE) | int(getattr(off, "mjDSBL_ISLAND", 0))
+        self.native = self._native()
 
-def _native_step(mujoco: ctypes.CDLL | None) -> Callable[..., None] | None:
-    """``robots_step`` with MuJoCo's step in it, if there is compiled code."""
-    library = native.library()
-    if library is None or mujoco is None:
-        return None
-    kinds = "pplplpppppp"
-    step = library.robots_step
-    step.restype, step.argtypes = None, [ctypes.c_int64 if kind == "l" else ctypes.c_void_p for kind in kinds]
-    return partial(step, ctypes.cast(mujoco.mj_step, ctypes.c_void_p))
+    def _native(self) -> Callable[..., None] | None:
+        """The steps in C, unless there is no compiled code, or this MuJoCo hides what is in it."""
+        ours = native.library()
+        try:
+            theirs = ctypes.CDLL(str(next(Path(self.mujoco.__file__).parent.glob("libmujoco*"))))
+            ctypes.c_void_p.in_dll(theirs, "mjcb_time").value = None
+            calls = [
+                ctypes.cast(each, ctypes.c_void_p) for each in (theirs.mj_setState, theirs.mj_step, theirs.mj_getState)
+            ]
+        except (OSError, ValueError, AttributeError, StopIteration):
+            return None
+        if ours is None:
+            return None
+        model, control = self.model, self.data.ctrl
+        places = model._address, self.data._address, control.ctypes.data
+        self._described = _Simulation(*calls, *places, len(control), self.frames, self.size, int(self.parts))
+        step = ours.robots_step
+        step.restype, step.argtypes = None, [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 3]
+        return partial(step, ctypes.byref(self._described))
 
-
-class Copies(NamedTuple):
-    """The simulations of all copies, looked up anew when a copy has changed."""
-
-    data: list[Any]
-    control: list[Array]
-    position: list[Array]
-    velocity: list[Array]
-    addresses: Array
-    """Of each copy's simulation, control, position and velocity, for ``robots.c``."""
+    def step(self, states: Array, control: Array, running: Array) -> None:
+        """Step the robots that are ``running``."""
+        if self.native is not None:
+            self.native(len(states), running.ctypes.data, control.ctypes.data, states.ctypes.data)
+            return
+        for row in np.flatnonzero(running).tolist():
+            self.mujoco.mj_setState(self.model, self.data, states[row], self.parts)
+            self.data.ctrl[:] = control[row]
+            self.mujoco.mj_step(self.model, self.data, self.frames)
+            self.mujoco.mj_getState(self.model, self.data, states[row], self.parts)
 
 
 class MujocoLoop(GymLoop):
@@ -138,82 +154,72 @@ class MujocoLoop(GymLoop):
         super().__init__(name, make, copies, watch)
         robot = robot_of(self.envs[0])
         assert robot is not None
-        model = robot.env.model  # the copies' models are alike; one for all stays in the cache
-        self._robot, self._model, self._step = robot, model, _native_step(_lean(model))
-        self._sizes: Array = np.array([model.nu, model.nq, model.nv])
-        self._before: Array = np.zeros(copies)
-        self._position: Array = np.zeros((copies, model.nq))
-        self._velocity: Array = np.zeros((copies, model.nv))
-        self._found = [each.ctypes.data for each in (self._sizes, self._before, self._position, self._velocity)]
-        self._copies: Copies | None = None
+        self._robot = robot
+        model = robot.env.model
+        self._simulation = Simulation(model, robot.env.frame_skip)
+        self._states: Array = np.zeros((copies, self._simulation.size))
         self._elapsed: Array = np.zeros(copies, int)
-        """Steps of each copy's episode; Gymnasium keeps them in each copy, and has them back in :meth:`_let_go`."""
+        self._ours = False
+        """Whether robots are in these two, instead of in Gymnasium's environments."""
+        # a state begins with the time
+        self._position, self._velocity, _ = np.split(self._states[:, 1:], [model.nq, model.nq + model.nv], 1)
         self._longest = self.envs[0]._max_episode_steps  # type: ignore[attr-defined]
 
-    def _look_up(self) -> Copies:
-        data = [env.unwrapped.data for env in self.envs]  # type: ignore[attr-defined]
-        control, position, velocity = ([getattr(each, name) for each in data] for name in ("ctrl", "qpos", "qvel"))
-        arrays = ([each.ctypes.data for each in part] for part in (control, position, velocity))
-        addresses = np.array([[each._address for each in data], *arrays]).T.copy()
-        self._elapsed[:] = [env._elapsed_steps for env in self.envs]  # type: ignore[attr-defined]
-        self._copies = Copies(data, control, position, velocity, addresses)
-        return self._copies
+    def _take(self, rows: Iterable[int]) -> None:
+        """Take robots from Gymnasium's environments."""
+        for row in rows:
+            env: Any = self.envs[row]
+            base = env.unwrapped
+            self._simulation.mujoco.mj_getState(base.model, base.data, self._states[row], self._simulation.parts)
+            self._elapsed[row] = env._elapsed_steps
+        self._ours = True
 
-    def _let_go(self) -> None:
-        if self._copies is not None:
-            for env, elapsed in zip(self.envs, self._elapsed.tolist(), strict=True):
-                env._elapsed_steps = elapsed  # type: ignore[attr-defined]
-        self._copies = None
+    def _give_back(self) -> None:
+        """Put all robots back, for Gymnasium to go on with."""
+        if self._ours:
+            for row, each in enumerate(self.envs):
+                env: Any = each
+                base = env.unwrapped
+                self._simulation.mujoco.mj_setState(base.model, base.data, self._states[row], self._simulation.parts)
+                env._elapsed_steps = int(self._elapsed[row])
+        self._ours = False
 
     def _fresh(self, row: int) -> Any:
-        self._let_go()
+        self._give_back()
         return super()._fresh(row)
 
     def reset(self, seed: int, out: Sequence[Observed]) -> None:
         """See :class:`GymLoop`."""
-        self._let_go()
+        self._ours = False
         super().reset(seed, out)
 
     def state(self) -> State | None:
         """See :class:`GymLoop`."""
-        self._let_go()
+        self._give_back()
         return super().state()
 
     def load_state(self, state: State) -> None:
         """See :class:`GymLoop`."""
-        self._let_go()
+        self._ours = False
         super().load_state(state)
 
     def step_copies(self, actions: Arrays, ended: list[bool], views: StepViews) -> None:
         """See :class:`GymLoop`."""
-        copies = self._copies or self._look_up()
+        if not self._ours:
+            self._take(range(self.copies))
         running: Array = ~self.ended
-        for row in np.flatnonzero(self.ended).tolist():
+        over = np.flatnonzero(self.ended).tolist()
+        for row in over:
             self.begin(row, self.envs[row].reset(), views.after)
-            self._elapsed[row] = 0
+        self._take(over)
+        before = self._position[:, 0].copy()
         control = np.ascontiguousarray(self.fields.batch(actions), np.float32)
-        self._simulate(copies, control, running)
-        self.fields.write_batch(self._robot.observation(self._position, self._velocity), views.after.obs)
-        reward, over = self._robot.outcome(self._before, self._position, self._velocity, control)
+        self._simulation.step(self._states, control, running)
         self._elapsed += running
+        self.fields.write_batch(self._robot.observation(self._position, self._velocity), views.after.obs)
+        reward, fallen = self._robot.outcome(before, self._position, self._velocity, control)
         np.multiply(reward, running, out=views.reward, casting="same_kind")
-        np.logical_and(over, running, out=views.terminated)
+        np.logical_and(fallen, running, out=views.terminated)
         np.greater_equal(self._elapsed, self._longest, out=views.truncated)
         np.logical_or(views.terminated, views.truncated, out=self.ended)
         np.logical_not(self.ended, out=views.after.acts)
-
-    def _simulate(self, copies: Copies, control: Array, running: Array) -> None:
-        """The physics of one step, and what came of it."""
-        model, frames = self._model, self._robot.env.frame_skip
-        if self._step is not None:
-            robots = copies.addresses.ctypes.data, self.copies, running.ctypes.data, control.ctypes.data
-            self._step(model._address, frames, *robots, *self._found)
-            return
-        import mujoco
-
-        self._before[:] = [position[0] for position in copies.position]
-        for row in np.flatnonzero(running).tolist():
-            copies.control[row][:] = control[row]
-            mujoco.mj_step(model, copies.data[row], frames)
-        np.concatenate(copies.position, out=self._position.reshape(-1))
-        np.concatenate(copies.velocity, out=self._velocity.reshape(-1))

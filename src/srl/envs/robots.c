@@ -1,25 +1,23 @@
-/* MuJoCo's robots, one after the other, without Python in between (mujoco.py). */
+/* Robots of MuJoCo, one after the other in one simulation that stays in the cache (mujoco.py). */
 #include <stdint.h>
-#include <string.h>
 
 typedef struct {
+    void (*set)(const void *, void *, const double *, uint32_t);
+    void (*step)(const void *, void *);
+    void (*get)(const void *, const void *, double *, uint32_t);
+    const void *model;
     void *data;
-    double *control, *position, *velocity;
-} robot;
+    double *control;
+    int64_t controls, frames, size, parts;
+} simulation;
 
-/* Steps every robot that is `running`, `frames` times, and gathers where all were and are. */
-void robots_step(void (*step)(const void *, void *), const void *model, int64_t frames, const robot *robots,
-                 int64_t count, const uint8_t *running, const float *control, const int64_t *sizes, double *before,
-                 double *position, double *velocity) {
-    const int64_t controls = sizes[0], positions = sizes[1], velocities = sizes[2];
+/* Steps every robot that is running, `frames` times: its state goes into the simulation and comes back. */
+void robots_step(const simulation *in, int64_t count, const uint8_t *running, const float *control, double *states) {
     for (int64_t at = 0; at < count; at++) {
-        const robot *each = &robots[at];
-        before[at] = each->position[0];
-        if (running[at]) {
-            for (int64_t i = 0; i < controls; i++) each->control[i] = control[at * controls + i];
-            for (int64_t i = 0; i < frames; i++) step(model, each->data);
-        }
-        memcpy(position + at * positions, each->position, positions * sizeof(double));
-        memcpy(velocity + at * velocities, each->velocity, velocities * sizeof(double));
+        if (!running[at]) continue;
+        in->set(in->model, in->data, states + at * in->size, (uint32_t)in->parts);
+        for (int64_t i = 0; i < in->controls; i++) in->control[i] = control[at * in->controls + i];
+        for (int64_t i = 0; i < in->frames; i++) in->step(in->model, in->data);
+        in->get(in->model, in->data, states + at * in->size, (uint32_t)in->parts);
     }
 }
