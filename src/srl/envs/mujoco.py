@@ -8,6 +8,7 @@ Gymnasium computes copy by copy. What MuJoCo does besides and these robots have 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -90,6 +91,52 @@ def robot_of(env: Env) -> Robot | None:
     return kind(base) if kind is not None and wrapped and base.render_mode is None else None
 
 
+_FEW = 32
+"""Pairs of geoms that are sooner tried one by one than looked for."""
+
+
+def touching(model: Any) -> list[tuple[int, int]]:
+    """The geoms that MuJoCo would let touch each other, by their numbers."""
+    kinds, affinities = model.geom_contype, model.geom_conaffinity
+    body = model.body_weldid[model.geom_bodyid]
+    parent = model.body_weldid[model.body_parentid[body]]
+    found = []
+    for one, other in itertools.combinations(range(model.ngeom), 2):
+        welded = body[one] == body[other]
+        nested = body[one] and body[other] and (body[one] == parent[other] or body[other] == parent[one])
+        meant = kinds[one] & affinities[other] or kinds[other] & affinities[one]
+        if meant and not welded and not nested:
+            found.append((one, other))
+    return found
+
+
+def with_pairs(model: Any, path: str) -> Any:
+    """``model``, which was read from ``path``, with what may touch written down if that is little and simple.
+
+    MuJoCo otherwise looks for bodies that are near each other along an axis, at every step anew: an eighth of its time.
+    """
+    import mujoco
+
+    pairs = touching(model)
+    mixed = (model.geom_solref, model.geom_solimp, model.geom_solmix, model.geom_priority)
+    alike = all((each == each[0]).all() for each in mixed) and not (model.geom_margin.any() or model.geom_gap.any())
+    if not alike or model.npair or model.nexclude or not 0 < len(pairs) <= _FEW:
+        return model
+    spec = mujoco.MjSpec.from_file(path)
+    spec.compile()  # it numbers them
+    geoms = {geom.id: geom for geom in spec.geoms}
+    for number, geom in geoms.items():
+        geom.name = geom.name or f"geom {number}"
+        geom.contype = geom.conaffinity = 0
+    for one, other in pairs:
+        slide, twist, roll = np.maximum(model.geom_friction[one], model.geom_friction[other])
+        pair = spec.add_pair(geomname1=geoms[one].name, geomname2=geoms[other].name)
+        pair.condim = int(max(model.geom_condim[one], model.geom_condim[other]))
+        pair.friction = [slide, slide, twist, roll, roll]
+        pair.solref, pair.solimp, pair.margin, pair.gap = model.geom_solref[one], model.geom_solimp[one], 0.0, 0.0
+    return spec.compile()
+
+
 class _Simulation(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("set", "step", "get", "model", "data", "control")),
@@ -102,7 +149,7 @@ class Simulation:
 
     A simulation per robot would be some hundred kilobytes each; a robot's state is less than one. What MuJoCo does
     besides, and changes nothing for one robot on a plane, is switched off: to look for groups of bodies that touch and
-    for pairs of geoms in a tree of boxes, and to read the clock at every turn (``mjcb_time``, for the whole process).
+    for geoms in a tree of boxes, and to read the clock at every turn (``mjcb_time``, for the whole process).
     """
 
     def __init__(self, model: Any, frames: int) -> None:
@@ -156,7 +203,7 @@ class MujocoLoop(GymLoop):
         assert robot is not None
         self._robot = robot
         model = robot.env.model
-        self._simulation = Simulation(model, robot.env.frame_skip)
+        self._simulation = Simulation(with_pairs(model, robot.env.fullpath), robot.env.frame_skip)
         self._states: Array = np.zeros((copies, self._simulation.size))
         self._elapsed: Array = np.zeros(copies, int)
         self._ours = False
