@@ -63,11 +63,11 @@ def pair(config, spaces):
     return hand, torchs, obs
 
 
-@pytest.mark.usefixtures("_threads")
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("cores", [1, 4])
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("config", CONFIGS)
-def test_actions_gradients_and_steps_are_those_of_autograd(space, config, threads):
+def test_actions_gradients_and_steps_are_those_of_autograd(space, config, cores, monkeypatch):
+    give(monkeypatch, cores)
     spaces = SPACES[space]
     hand, torchs, obs = pair(replace(CONFIGS[config], minibatch=MINIBATCH), spaces)
     for seed in (None, 1):
@@ -84,7 +84,6 @@ def test_actions_gradients_and_steps_are_those_of_autograd(space, config, thread
     goal = torch.randn(3, ROWS, generator=generator).numpy()
     batch = {**obs, **other, "log_prob": acted}
     fields = {name: value.numpy() for name, value in batch.items()}
-    torch.set_num_threads(threads)
     for number in range(3):
         # Entries lie elsewhere than their number says, some are left out, and minibatches are not all as large.
         at = np.random.default_rng(number).permutation(ROWS)
@@ -102,11 +101,30 @@ def test_actions_gradients_and_steps_are_those_of_autograd(space, config, thread
         assert hand.optimizer.steps == torchs.optimizer.steps == 2 * (number + 1)
 
 
-@pytest.fixture
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def give(monkeypatch, cores):
+    """Helpers for so many cores, though there may be fewer."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+
+
+@pytest.mark.parametrize("minibatch", [1000, 256, 100])
+def test_what_helpers_do_changes_nothing_to_the_bit(minibatch, monkeypatch):
+    rows, rng = 4000, np.random.default_rng(0)
+    spaces = SPACES["discrete"]
+    fields = {"obs": rng.normal(size=(rows, 5)).astype(np.float32), "action": rng.integers(0, 2, rows)}
+    fields["log_prob"] = rng.normal(-1, 0.1, rows).astype(np.float32)
+    goals, index = rng.normal(size=(3, rows)).astype(np.float32), np.arange(rows)
+    orders, results = [rng.permutation(rows) for _ in range(20)], []
+    for cores in (1, 2, 6):
+        give(monkeypatch, cores)
+        learner, sums = srl.PPO(minibatch=minibatch).learner(spaces, 0, "cpu"), np.zeros(6)
+        small = learner.policy.small()
+        for order in orders:
+            given = learner.optimizer, learner.config, 0.01, fields, index, goals, index
+            assert small.learner(*given).one_pass(order, sums, lambda: False)
+        results.append((learner.optimizer.flat.clone(), sums))
+    for weights, sums in results[1:]:
+        assert torch.equal(weights, results[0][0])
+        np.testing.assert_array_equal(sums, results[0][1])
 
 
 @pytest.mark.parametrize(

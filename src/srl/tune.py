@@ -88,7 +88,7 @@ def obstacle(x: Experiment, plans: Sequence[Plan]) -> str:
 def threads_for(costs: Costs, copies: int, cores: int) -> int:
     """As many threads for the trainer as its share of all work fills whole cores.
 
-    Threads that share a core with an actor wait for each other more than they help.
+    What an actor leaves of its core is helped with besides (ADR 13); a thread of the trainer would be in its way.
     """
     acting = costs.env.among(copies) + costs.forward.among(copies)
     return max(1, int(costs.train / (acting + costs.train) * cores))

@@ -12,8 +12,9 @@ import multiprocessing
 import os
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean, median
@@ -137,12 +138,27 @@ def _train_cost(task: Task) -> float:
     horizon = algorithm.block(task.spaces, 1).horizon
     one_minibatch = -(-getattr(algorithm, "minibatch", horizon) // horizon)
     for rows in (1, min(task.copies * len(task.agents), one_minibatch)):
-        found = _glance(_training(algorithm, task.spaces, rows, device)[0])
+        with _one_core():  # or what its helpers did would count
+            found = _glance(_training(algorithm, task.spaces, rows, device)[0])
         spent = found.cpu if device == "cpu" else found.wall
         cost = float(passes * spent / (horizon * rows))
         if found.wall > _MOMENT * 1e6:  # with a large network the size of a minibatch hardly matters
             break
     return cost
+
+
+@contextmanager
+def _one_core() -> Iterator[None]:
+    """Keep this thread, and those it starts, on one core."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    free = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(free)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, free)
 
 
 @dataclass(frozen=True)

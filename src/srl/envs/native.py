@@ -22,6 +22,8 @@ class GymVector(SingleAgent):
     def __init__(self, name: str, env: VectorEnv[Any, Any, Any], copies: int, watch: Watch) -> None:
         super().__init__(name, env.single_observation_space, env.single_action_space, copies, watch)
         self.env = env
+        # Policies take no other actions than those of the space; to look again is an eighth of Gymnasium's CartPole.
+        env.unwrapped.action_space.contains = lambda x: True  # type: ignore[method-assign]
 
     def reset(self, seed: int, out: Sequence[Observed]) -> None:
         """See :class:`~srl.envs.base.Environment`."""

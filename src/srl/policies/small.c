@@ -2,9 +2,13 @@
  *
  * Two layers of 64 units and 256 samples are so little work that calling numpy or torch a hundred times costs more than
  * the products themselves. Here a pass over a batch is one call: samples are gathered from the slab, and network, loss,
- * gradient and step are done minibatch by minibatch, on the memory of the torch weights. Several threads divide the rows
- * of every minibatch; each writes its own gradient, and the sum of these is made in the same order every time, so that a
- * result depends on the number of threads but never on their timing.
+ * gradient and step are done minibatch by minibatch, on the memory of the torch weights.
+ *
+ * A minibatch is divided into parts, always in the same way, and their gradients are summed in the same order, so that a
+ * result depends on no thread. The caller takes one part after the other; helpers take parts too, but only in time that
+ * nobody else wants (SCHED_IDLE): actors wait now and then, and this is what their cores do meanwhile. A helper that was
+ * pushed aside is not waited for: the caller does its part again. So that it may be late without harm, it only sees
+ * memory of the team: copies of the minibatch and of the weights, and its own desk.
  *
  * Actor and critic are two networks of the same shape ("twins"): every hidden layer has weights [2][inputs][outputs] and
  * biases [2][outputs]; the heads have weights [outputs][inputs]. All arrays are rows after rows. The structures are
@@ -17,6 +21,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define DEEPEST 8
 #define METRICS 6
@@ -39,7 +44,7 @@ typedef struct {
 
 typedef struct {
     float *flat, *grad, *moments, *squares, *steps; /* all weights, their gradients and moments; steps done so far */
-    int64_t size, threads, normalize;
+    int64_t normalize;
     float lr, eps, clip, value_clip, value_coef, bonus, longest;
 } Learning;
 
@@ -284,59 +289,73 @@ FAST int small_act(const Network *net, const float *obs, int64_t rows, const flo
 
 /* ---- learning ---- */
 
-typedef struct {
-    const Network *net;
-    const Learning *how;
-    const Samples *samples;
-    float *grads, *rooms; /* one after the other for each thread */
-    size_t room;
-    double *sums;         /* [threads][METRICS] */
-    double *lengths;      /* [threads]: squares of the parts of a gradient */
-    atomic_int go, arrived, turn;
-} Job;
+enum { PARTS = 16, FEWEST = 64, HELPERS = 7 }; /* parts of a minibatch, rows of a part, helpers of a team */
 
-/* Wait until all threads are here. */
-static void meet(Job *job) {
-    const int threads = (int)job->how->threads;
-    if (threads == 1) return;
-    const int turn = atomic_load_explicit(&job->turn, memory_order_relaxed);
-    if (atomic_fetch_add(&job->arrived, 1) == threads - 1) {
-        atomic_store_explicit(&job->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&job->turn, turn + 1, memory_order_release);
-        return;
-    }
-    for (int tries = 0; atomic_load_explicit(&job->turn, memory_order_acquire) == turn; tries++) {
-#if defined(__x86_64__)
-        if (tries < 2000)
-            __builtin_ia32_pause();
-        else
-#endif
-            sched_yield(); /* whoever is missing may need this core */
-    }
+/* What one thread writes. */
+typedef struct Team Team;
+typedef struct {
+    Team *team;
+    Room room;
+    float *memory, *grads; /* [PARTS][size] */
+    double sums[PARTS][METRICS];
+    _Atomic uint64_t done[PARTS]; /* the last minibatch of which this part was finished here */
+} Desk;
+
+/* Those who work on minibatches of one network, and what they read. */
+struct Team {
+    Network net; /* with the weights in `flat` */
+    Learning how;
+    int64_t size, minibatch, most, count, parts; /* most: rows of a part; count: rows of this minibatch */
+    float *memory, *flat, *x, *log_prob, *advantage, *returns, *old, *taken;
+    int64_t *chosen;
+    float sure;
+    _Atomic uint64_t claim; /* number of the minibatch << 8 | parts nobody has taken */
+    atomic_int users, closed, resting;
+    pthread_mutex_t mutex;
+    pthread_cond_t woken;
+    double lasts; /* seconds of a part */
+    int64_t desks;
+    Desk desk[1 + HELPERS];
+};
+
+/* Give them mean 0 and deviation 1. */
+static void normalize(float *x, int64_t count) {
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < count; i++) sum += x[i];
+    const double mean = sum / count;
+    for (int64_t i = 0; i < count; i++) squares += (x[i] - mean) * (x[i] - mean);
+    const float middle = (float)mean, scale = (float)(1 / (sqrt(squares / (count - 1)) + 1e-8));
+    for (int64_t i = 0; i < count; i++) x[i] = (x[i] - middle) * scale;
 }
 
-typedef struct {
-    float mean, scale;
-} Normal;
-
-/* Mean and inverse deviation of the minibatch's advantages. */
-INLINE Normal normal(const Samples *s, const int64_t *rows, int64_t count, int wanted) {
-    if (!wanted || count < 2) return (Normal){0, 1};
-    double sum = 0, squares = 0;
-    for (int64_t i = 0; i < count; i++) sum += s->advantage[rows[i]];
-    const double mean = sum / count;
+/* Copies the next minibatch to the team. */
+INLINE void gather(Team *team, const Network *net, const Samples *s, const int64_t *rows, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
-        const double off = s->advantage[rows[i]] - mean;
-        squares += off * off;
+        const int64_t row = rows[i], at = s->action_at ? s->action_at[row] : row;
+        look(net, s->obs + (s->obs_at ? s->obs_at[row] : row) * net->inputs, team->x + i * net->inputs);
+        if (net->gaussian)
+            memcpy(team->taken + i * net->actions, (const float *)s->action + at * net->actions,
+                   net->actions * sizeof(float));
+        else
+            team->chosen[i] = ((const int64_t *)s->action)[at] - net->start;
+        team->log_prob[i] = s->log_prob[s->at ? s->at[row] : row];
+        team->advantage[i] = s->advantage[row];
+        team->returns[i] = s->returns[row];
+        team->old[i] = s->old[row];
     }
-    return (Normal){(float)mean, (float)(1 / (sqrt(squares / (count - 1)) + 1e-8))};
+    if (team->how.normalize && count > 1) normalize(team->advantage, count);
+    team->count = count;
+    team->parts = (count + team->most - 1) / team->most;
+    team->sure = net->gaussian ? spread(&team->net) + net->actions * HALF_LOG_2PI : 0;
 }
 
 /* The loss of one row: its slopes take the place of logits or means and of the value; those of log_std are added. */
-INLINE void row_loss(const Network *net, const Learning *how, const Samples *s, int64_t row, float advantage, float share,
-                     float sure, float *params, float *value, float *log_std, double *sums) {
-    const int64_t n = net->actions, at = s->action_at ? s->action_at[row] : row;
-    const float *taken = (const float *)s->action + at * n;
+INLINE void row_loss(const Team *team, int64_t row, float share, float *params, float *value, float *log_std,
+                     double *sums) {
+    const Network *net = &team->net;
+    const Learning *how = &team->how;
+    const int64_t n = net->actions;
+    const float *taken = team->taken + row * n, sure = team->sure, advantage = team->advantage[row];
     float log_prob, entropy = 0, scaled[n];
     int64_t chosen = 0;
     if (net->gaussian) {
@@ -348,7 +367,7 @@ INLINE void row_loss(const Network *net, const Learning *how, const Samples *s, 
         log_prob = -0.5f * squares - sure;
         entropy = sure + 0.5f * n;
     } else {
-        chosen = ((const int64_t *)s->action)[at] - net->start;
+        chosen = team->chosen[row];
         log_softmax(n, params);
         log_prob = params[chosen];
         for (int64_t a = 0; a < n; a++) {
@@ -356,16 +375,16 @@ INLINE void row_loss(const Network *net, const Learning *how, const Samples *s, 
             entropy -= scaled[a] * params[a];
         }
     }
-    const float log_ratio = log_prob - s->log_prob[s->at ? s->at[row] : row], ratio = expf(log_ratio);
+    const float log_ratio = log_prob - team->log_prob[row], ratio = expf(log_ratio);
     float bounded = ratio < 1 - how->clip ? 1 - how->clip : ratio;
     bounded = bounded > 1 + how->clip ? 1 + how->clip : bounded;
     const float gain = ratio * advantage, bound = bounded * advantage;
-    float error = *value - s->returns[row], square = error * error;
+    float error = *value - team->returns[row], square = error * error;
     if (how->value_clip > 0) {
-        const float moved = *value - s->old[row];
+        const float moved = *value - team->old[row];
         float kept = moved < -how->value_clip ? -how->value_clip : moved;
         kept = kept > how->value_clip ? how->value_clip : kept;
-        const float near = s->old[row] + kept - s->returns[row];
+        const float near = team->old[row] + kept - team->returns[row];
         if (moved != kept && near * near > square) error = 0;
         square = near * near > square ? near * near : square;
     }
@@ -385,14 +404,14 @@ INLINE void row_loss(const Network *net, const Learning *how, const Samples *s, 
             params[a] = slope * ((a == chosen) - scaled[a]) - bonus * scaled[a] * (params[a] + entropy);
 }
 
-/* From the slopes of heads to those of all weights, written into `grad`, which is laid out as how->flat. */
-INLINE void backward(const Network *net, const Learning *how, Room *room, int64_t rows, float *grad) {
+/* From the slopes of heads to those of all weights, written into `grad`, which is laid out as `flat`. */
+INLINE void backward(const Network *net, const float *flat, Room *room, int64_t rows, float *grad) {
     for (int twin = 0; twin < 2; twin++) {
         const int64_t outputs = twin ? 1 : net->actions, top = net->width[net->depth - 1];
         const float *head = twin ? net->critic : net->actor, *last = room->out[twin][net->depth - 1];
         float *slopes = twin ? room->value : room->params;
-        product(outputs, top, rows, slopes, 1, outputs, last, top, grad + (head - how->flat), top, 0);
-        columns(rows, outputs, slopes, grad + ((twin ? net->critic_bias : net->actor_bias) - how->flat));
+        product(outputs, top, rows, slopes, 1, outputs, last, top, grad + (head - flat), top, 0);
+        columns(rows, outputs, slopes, grad + ((twin ? net->critic_bias : net->actor_bias) - flat));
         float *below = room->slope[0], *other = room->slope[1];
         product(rows, top, outputs, slopes, outputs, 1, head, top, below, top, 0);
         for (int64_t l = net->depth - 1; l >= 0; l--) {
@@ -403,8 +422,8 @@ INLINE void backward(const Network *net, const Learning *how, Room *room, int64_
                 for (int64_t i = 0; i < rows * width; i++) below[i] *= 1 - out[i] * out[i];
             else
                 for (int64_t i = 0; i < rows * width; i++) below[i] = out[i] > 0 ? below[i] : 0;
-            product(inputs, width, rows, x, 1, inputs, below, width, grad + (weight - how->flat), width, 0);
-            columns(rows, width, below, grad + (net->bias[l] + twin * width - how->flat));
+            product(inputs, width, rows, x, 1, inputs, below, width, grad + (weight - flat), width, 0);
+            columns(rows, width, below, grad + (net->bias[l] + twin * width - flat));
             if (!l) break;
             for (int64_t i = 0; i < inputs; i++)
                 for (int64_t j = 0; j < width; j++) room->turned[j * inputs + i] = weight[i * width + j];
@@ -415,108 +434,218 @@ INLINE void backward(const Network *net, const Learning *how, Room *room, int64_
     }
 }
 
-/* This thread's part of the step: sum the gradients, shorten them, Adam. The length of the whole gradient. */
-INLINE double step(Job *job, int64_t rank) {
-    const Learning *how = job->how;
-    const int64_t begin = how->size * rank / how->threads, end = how->size * (rank + 1) / how->threads;
-    double squares = 0, length = 0;
-    for (int64_t i = begin; i < end; i++) {
-        float sum = job->grads[i];
-        for (int64_t t = 1; t < how->threads; t++) sum += job->grads[t * how->size + i];
-        how->grad[i] = sum;
-    }
-    for (int64_t i = begin; i < end;) { /* in single precision for a stretch: that is vectorised */
-        const int64_t stop = i + 256 < end ? i + 256 : end;
+/* One part of minibatch `number`, at one's desk. */
+FAST void small_part(Desk *desk, uint64_t number, int64_t part) {
+    const Team *team = desk->team;
+    const Network *net = &team->net;
+    const int64_t count = team->count, parts = team->parts;
+    const int64_t begin = count * part / parts, rows = count * (part + 1) / parts - begin;
+    if (rows > team->most || begin + rows > team->minibatch) return; /* the next minibatch, read by one who is late */
+    Room *room = &desk->room;
+    float *grad = desk->grads + part * team->size;
+    double *sums = desk->sums[part];
+    memset(sums, 0, METRICS * sizeof *sums);
+    memcpy(room->x, team->x + begin * net->inputs, rows * net->inputs * sizeof *room->x);
+    forward(net, room, rows);
+    float *log_std = net->gaussian ? grad + (net->log_std - team->flat) : 0;
+    if (log_std) memset(log_std, 0, net->actions * sizeof *log_std);
+    for (int64_t r = 0; r < rows; r++)
+        row_loss(team, begin + r, 1.0f / count, room->params + r * net->actions, room->value + r, log_std, sums);
+    backward(net, team->flat, room, rows, grad);
+    atomic_store_explicit(&desk->done[part], number, memory_order_release);
+}
+
+/* Sum the gradients, shorten them, Adam. The length of the whole gradient. */
+FAST double small_step(Team *team, float *const *grads) {
+    const Learning *how = &team->how;
+    double squares = 0;
+    for (int64_t i = 0; i < team->size; i++) how->grad[i] = grads[0][i];
+    for (int64_t p = 1; p < team->parts; p++)
+        for (int64_t i = 0; i < team->size; i++) how->grad[i] += grads[p][i];
+    for (int64_t i = 0; i < team->size;) { /* in single precision for a stretch: that is vectorised */
+        const int64_t stop = i + 256 < team->size ? i + 256 : team->size;
         squares += dot(stop - i, how->grad + i, how->grad + i);
         i = stop;
     }
-    job->lengths[rank] = squares;
-    meet(job);
-    for (int64_t t = 0; t < how->threads; t++) length += job->lengths[t];
-    length = sqrt(length);
+    const double length = sqrt(squares), steps = how->steps[0] + 1.0;
     const float shorter = length + 1e-6 > how->longest ? (float)(how->longest / (length + 1e-6)) : 1;
-    const double steps = how->steps[0] + 1.0;
     const float size = (float)(how->lr / (1 - pow(0.9, steps))), root = (float)sqrt(1 - pow(0.999, steps));
-    for (int64_t i = begin; i < end; i++) {
+    for (int64_t i = 0; i < team->size; i++) {
         const float slope = how->grad[i] *= shorter;
         const float moment = how->moments[i] += 0.1f * (slope - how->moments[i]);
         const float square = how->squares[i] = 0.999f * how->squares[i] + 0.001f * slope * slope;
-        how->flat[i] -= size * moment / (sqrtf(square) / root + how->eps);
+        team->flat[i] = how->flat[i] -= size * moment / (sqrtf(square) / root + how->eps);
     }
-    meet(job);
-    if (!rank) how->steps[0] = (float)steps;
+    how->steps[0] = (float)steps;
     return length;
 }
 
-/* All minibatches, one thread's share of each. */
-FAST void small_work(Job *job, int64_t rank) {
-    const Network *net = job->net;
-    const Learning *how = job->how;
-    const Samples *s = job->samples;
-    double *sums = job->sums + rank * METRICS;
-    float *grad = job->grads + rank * how->size;
-    Room room;
-    lay_out(&room, net, s->minibatch / how->threads + 1, job->rooms + rank * job->room);
-    for (int64_t first = 0; first < s->count; first += s->minibatch) {
-        const int64_t count = s->count - first < s->minibatch ? s->count - first : s->minibatch;
-        const int64_t begin = count * rank / how->threads, rows = count * (rank + 1) / how->threads - begin;
-        const int64_t *mine = s->rows + first + begin;
-        const Normal found = normal(s, s->rows + first, count, (int)how->normalize);
-        const float sure = net->gaussian ? spread(net) + net->actions * HALF_LOG_2PI : 0;
-        for (int64_t r = 0; r < rows; r++)
-            look(net, s->obs + (s->obs_at ? s->obs_at[mine[r]] : mine[r]) * net->inputs, room.x + r * net->inputs);
-        forward(net, &room, rows);
-        float *log_std = net->gaussian ? grad + (net->log_std - how->flat) : 0;
-        if (log_std) memset(log_std, 0, net->actions * sizeof *log_std);
-        for (int64_t r = 0; r < rows; r++)
-            row_loss(net, how, s, mine[r], (s->advantage[mine[r]] - found.mean) * found.scale, 1.0f / count, sure,
-                     room.params + r * net->actions, room.value + r, log_std, sums);
-        backward(net, how, &room, rows, grad);
-        meet(job);
-        const double length = step(job, rank);
-        meet(job); /* nobody reads the weights, or counts steps, before all are there */
-        if (!rank) sums[METRICS - 1] += length * count;
-    }
+/* A part that nobody has taken, and of which minibatch; -1 if there is none. */
+static int64_t take(Team *team, uint64_t *number) {
+    uint64_t claim = atomic_load_explicit(&team->claim, memory_order_acquire);
+    while (claim & 255)
+        if (atomic_compare_exchange_weak(&team->claim, &claim, claim - 1)) {
+            *number = claim >> 8;
+            return (int64_t)(claim & 255) - 1;
+        }
+    return -1;
 }
 
-typedef struct {
-    Job *job;
-    int64_t rank;
-} Task;
+static void leave(Team *team) {
+    if (atomic_fetch_sub(&team->users, 1) > 1) return;
+    for (int64_t d = 0; d < team->desks; d++) free(team->desk[d].memory);
+    pthread_mutex_destroy(&team->mutex);
+    pthread_cond_destroy(&team->woken);
+    free(team->memory);
+    free(team->chosen);
+    free(team);
+}
+
+INLINE void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
 
 static void *helper(void *given) {
-    const Task *task = given;
-    int go;
-    while (!(go = atomic_load_explicit(&task->job->go, memory_order_acquire))) sched_yield();
-    if (go > 0) small_work(task->job, task->rank);
+    Desk *desk = given;
+    Team *team = desk->team;
+#ifdef SCHED_IDLE
+    const struct sched_param none = {0};
+    pthread_setschedparam(pthread_self(), SCHED_IDLE, &none);
+#endif
+    for (int tries = 0; !atomic_load_explicit(&team->closed, memory_order_relaxed);) {
+        uint64_t number;
+        const int64_t part = take(team, &number);
+        if (part >= 0)
+            small_part(desk, number, part), tries = 0;
+        else if (atomic_load_explicit(&team->resting, memory_order_relaxed)) {
+            pthread_mutex_lock(&team->mutex);
+            while (atomic_load(&team->resting) && !atomic_load(&team->closed))
+                pthread_cond_wait(&team->woken, &team->mutex);
+            pthread_mutex_unlock(&team->mutex);
+        } else if (++tries < 1000)
+            relax();
+        else
+            sched_yield();
+    }
+    leave(team);
     return 0;
 }
 
-/* Gradient steps over all samples, in minibatches; the values of METRICS summed over samples are added to `sums`.
- * 0: done. 1: there is no memory, and nothing was done. */
-int small_ppo(const Network *net, Learning *how, const Samples *samples, double *sums) {
-    enum { MOST = 64 };
-    double partial[MOST * METRICS] = {0}, lengths[MOST];
-    Job job = {.net = net, .how = how, .samples = samples, .sums = partial, .lengths = lengths};
-    const int64_t wanted = how->threads < MOST ? how->threads : MOST;
-    pthread_t threads[MOST];
-    Task tasks[MOST];
-    int64_t started = 1;
-    for (; started < wanted; started++) {
-        tasks[started] = (Task){&job, started};
-        if (pthread_create(&threads[started], 0, helper, &tasks[started])) break; /* as many as there may be */
+static void rest(Team *team, int resting) {
+    pthread_mutex_lock(&team->mutex);
+    atomic_store(&team->resting, resting);
+    pthread_cond_broadcast(&team->woken);
+    pthread_mutex_unlock(&team->mutex);
+}
+
+/* For minibatches of at most so many rows. NULL: there is no memory. */
+Team *small_team(const Network *net, int64_t size, int64_t minibatch, int64_t helpers) {
+    Team *team = calloc(1, sizeof *team);
+    if (!team) return 0;
+    const int64_t fewest = (minibatch + PARTS - 1) / PARTS;
+    *team = (Team){.size = size, .minibatch = minibatch, .most = fewest > FEWEST ? fewest : FEWEST};
+    const int64_t parts = (minibatch + team->most - 1) / team->most;
+    atomic_init(&team->users, 1);
+    atomic_init(&team->resting, 1);
+    pthread_mutex_init(&team->mutex, 0);
+    pthread_cond_init(&team->woken, 0);
+    team->memory = calloc(size + minibatch * (net->inputs + net->actions + 4), sizeof(float));
+    team->chosen = calloc(minibatch, sizeof *team->chosen);
+    helpers = helpers < parts - 1 ? helpers : parts - 1;
+    helpers = helpers < HELPERS ? helpers : HELPERS;
+    const size_t room = room_size(net, team->most);
+    int whole = team->memory && team->chosen;
+    for (; whole && team->desks <= helpers; team->desks++) {
+        Desk *desk = &team->desk[team->desks];
+        desk->team = team;
+        desk->memory = calloc(room + parts * size, sizeof *desk->memory);
+        if (!desk->memory) break;
+        lay_out(&desk->room, net, team->most, desk->memory);
+        desk->grads = desk->memory + room;
     }
-    how->threads = started;
-    job.room = room_size(net, samples->minibatch / started + 1);
-    job.grads = malloc(started * how->size * sizeof(float));
-    job.rooms = malloc(started * job.room * sizeof(float));
-    const int ready = job.grads && job.rooms;
-    atomic_store(&job.go, ready ? 1 : -1);
-    if (ready) small_work(&job, 0);
-    for (int64_t t = 1; t < started; t++) pthread_join(threads[t], 0);
-    for (int64_t t = 0; t < started; t++)
-        for (int k = 0; k < METRICS; k++) sums[k] += partial[t * METRICS + k];
-    free(job.grads);
-    free(job.rooms);
-    return !ready;
+    if (!team->desks) {
+        leave(team);
+        return 0;
+    }
+    float *at = team->memory;
+    team->flat = at, at += size;
+    team->x = at, at += minibatch * net->inputs;
+    team->taken = at, at += minibatch * net->actions;
+    team->log_prob = at, team->advantage = at + minibatch, team->returns = at + 2 * minibatch;
+    team->old = at + 3 * minibatch;
+    for (int64_t d = 1; d < team->desks; d++) {
+        pthread_t thread;
+        atomic_fetch_add(&team->users, 1);
+        if (pthread_create(&thread, 0, helper, &team->desk[d]))
+            atomic_fetch_sub(&team->users, 1); /* as many as there may be */
+        else
+            pthread_detach(thread);
+    }
+    return team;
+}
+
+void small_team_close(Team *team) {
+    atomic_store(&team->closed, 1);
+    rest(team, 0);
+    leave(team);
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+/* Whose result of this part counts. The caller waits for a helper no longer than it would take to do the part again. */
+static Desk *settle(Team *team, uint64_t number, int64_t part, double *since) {
+    for (;;) {
+        for (int64_t d = 0; d < team->desks; d++)
+            if (atomic_load_explicit(&team->desk[d].done[part], memory_order_acquire) == number) return &team->desk[d];
+        if (now() - *since > 1.5 * team->lasts) {
+            small_part(&team->desk[0], number, part);
+            return &team->desk[0];
+        }
+        relax();
+    }
+}
+
+/* The same place among the team's weights. */
+static float *moved(const Team *team, const Learning *how, const float *weight) {
+    return weight ? team->flat + (weight - how->flat) : 0;
+}
+
+/* Gradient steps over all samples, in minibatches; the values of METRICS summed over samples are added to `sums`. */
+void small_ppo(Team *team, const Network *net, const Learning *how, const Samples *samples, double *sums) {
+    team->net = *net, team->how = *how;
+    for (int64_t l = 0; l < net->depth; l++) {
+        team->net.weight[l] = moved(team, how, net->weight[l]);
+        team->net.bias[l] = moved(team, how, net->bias[l]);
+    }
+    team->net.actor = moved(team, how, net->actor), team->net.actor_bias = moved(team, how, net->actor_bias);
+    team->net.critic = moved(team, how, net->critic), team->net.critic_bias = moved(team, how, net->critic_bias);
+    team->net.log_std = moved(team, how, net->log_std);
+    memcpy(team->flat, how->flat, team->size * sizeof *team->flat);
+    uint64_t number = atomic_load(&team->claim) >> 8;
+    rest(team, 0);
+    for (int64_t first = 0; first < samples->count; first += samples->minibatch) {
+        const int64_t left = samples->count - first, count = left < samples->minibatch ? left : samples->minibatch;
+        float *grads[PARTS];
+        gather(team, net, samples, samples->rows + first, count);
+        atomic_store_explicit(&team->claim, ++number << 8 | (uint64_t)team->parts, memory_order_release);
+        double begin = now();
+        for (int64_t part; (part = take(team, &number)) >= 0;) {
+            small_part(&team->desk[0], number, part);
+            const double end = now();
+            team->lasts = end - begin, begin = end;
+        }
+        for (int64_t part = 0; part < team->parts; part++) {
+            const Desk *desk = settle(team, number, part, &begin);
+            grads[part] = desk->grads + part * team->size;
+            for (int k = 0; k < METRICS; k++) sums[k] += desk->sums[part][k];
+        }
+        sums[METRICS - 1] += small_step(team, grads) * count;
+    }
+    rest(team, 1);
 }

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import weakref
+from collections.abc import Callable
 from ctypes import c_float, c_int64, c_void_p
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +33,6 @@ if TYPE_CHECKING:
 _DEEPEST = 8
 _LARGEST = 2**18
 """More products per row than this are worth torch's better kernels."""
-_FEWEST = 32
-"""Rows of a minibatch that are worth a thread."""
 _AT_ONCE = 32
 """Gradient steps between two looks at whether the run is ending: some milliseconds."""
 
@@ -51,7 +52,7 @@ class _Network(ctypes.Structure):
 class _Learning(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("flat", "grad", "moments", "squares", "steps")),
-        *((name, c_int64) for name in ("size", "threads", "normalize")),
+        ("normalize", c_int64),
         *((name, c_float) for name in ("lr", "eps", "clip", "value_clip", "value_coef", "bonus", "longest")),
     )
 
@@ -71,7 +72,10 @@ def library() -> Any:
     if found is not None:
         results = [c_void_p] * 3
         found.small_act.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_float, c_float, *results]
-        found.small_ppo.argtypes = [c_void_p] * 4
+        found.small_ppo.argtypes = [c_void_p] * 5
+        found.small_ppo.restype = None
+        found.small_team.argtypes, found.small_team.restype = [c_void_p, c_int64, c_int64, c_int64], c_void_p
+        found.small_team_close.argtypes, found.small_team_close.restype = [c_void_p], None
     return found
 
 
@@ -127,6 +131,8 @@ class Small:
         self._scale, self._shift = 1.0, 0.0
         self._library = library()
         self._act = self._library.small_act
+        self._team_for, self._team = (0, 0), 0
+        self._dismiss: Callable[[], Any] = lambda: None
         self._rooms: dict[int, tuple[torch.Tensor, Arrays, tuple[int, ...]]] = {}
 
     def act(self, obs: Arrays, generator: torch.Generator | None) -> Arrays:
@@ -164,6 +170,21 @@ class Small:
         """
         self._follow()
         return Learner(self, optimizer, config, bonus, fields, at, goals, index)
+
+    def team(self, size: int, minibatch: int) -> int:
+        """Where in memory those are who train ``size`` weights on minibatches of ``minibatch`` rows."""
+        if self._team_for != (size, minibatch):
+            self._dismiss()
+            helpers = len(os.sched_getaffinity(0)) - 1 if hasattr(os, "sched_getaffinity") else 0
+            team = self._library.small_team(self._at, size, minibatch, helpers)
+            if not team:
+                raise MemoryError
+            self._team_for, self._dismiss = (
+                (size, minibatch),
+                weakref.finalize(self, self._library.small_team_close, team),
+            )
+            self._team = team
+        return self._team
 
     def _follow(self) -> None:
         """Take over what normalisers have learned; torch counts how often a tensor was written."""
@@ -205,11 +226,10 @@ class Learner:
     ) -> None:
         """See :meth:`Small.learner`."""
         self.small, self.index, self._library = small, index, small._library
+        self._team = small.team(optimizer.flat.numel(), config.minibatch)
         group = optimizer.param_groups[0]
         self.learning = _Learning(
             *(each.data_ptr() for each in (optimizer.flat, optimizer.grad, *optimizer.moments, optimizer.steps)),
-            size=optimizer.flat.numel(),
-            threads=max(1, min(torch.get_num_threads(), config.minibatch // _FEWEST)),
             normalize=config.normalize_advantage,
             lr=group["lr"],
             eps=group["eps"],
@@ -250,6 +270,5 @@ class Learner:
                 return False
             part = rows[start : start + at_once]
             self.samples.rows, self.samples.count = part.ctypes.data, len(part)
-            if self._library.small_ppo(*map(ctypes.addressof, structures), sums.ctypes.data):
-                raise MemoryError
+            self._library.small_ppo(self._team, *map(ctypes.addressof, structures), sums.ctypes.data)
         return True

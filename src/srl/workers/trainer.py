@@ -7,6 +7,7 @@ with older weights, and admission counts from this start, so a resumed run admit
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from srl.core.admission import capacity
 from srl.core.errors import TrainingError
 from srl.core.seeding import derive
 from srl.core.slab import Batch
-from srl.core.specs import Spaces
+from srl.core.specs import Arrays, Spaces
 from srl.core.worker import Progress, State, Worker
 from srl.services.checkpoints import CheckpointStore
 from srl.streams.protocols import Full, ParameterStream, SampleStream
@@ -30,6 +31,8 @@ _FIRST_SAVE = 10.0
 """Seconds after which a new run is saved for the first time, so that a crash early on is not a new start."""
 _PATIENCE = 1.0
 """Seconds an update may still take once the run is ending; then it is abandoned."""
+_TURN = 0.0005
+"""Seconds until the thread that prepares batches lets the one that trains go on; Python's own are ten times that."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ class TrainerWorker(Worker):
         """See :class:`Worker`."""
         import torch
 
+        from srl.policies.host import arrays_of
+
         torch.set_num_threads(self.plan.threads)
         device = self.plan.device
         if device == "auto":
@@ -104,7 +109,7 @@ class TrainerWorker(Worker):
         if resume is not None and self.checkpoints is not None:
             self._restore(self.checkpoints.load(resume))
         self.version = max(self.version, self.writer.version + 1)  # versions never go backwards
-        self._publish()
+        self._publish(arrays_of(self.learner.policy))
         self.before = self.learner.state()
         self._saved = self.version if resume is not None else -1
         self._saved_at = time.monotonic()
@@ -112,6 +117,7 @@ class TrainerWorker(Worker):
         self.metrics.counters.update(steps=self.steps, updates=self.updates)
         self.source = BatchSource(self.consumer, self.learner, self.plan.batch, self._stale, self.metrics)
         if self.plan.prefetch:
+            sys.setswitchinterval(_TURN)
             self.source.start()
         self._admit()
 
@@ -130,6 +136,8 @@ class TrainerWorker(Worker):
         return Progress(trained, done=self.steps >= self.plan.steps)
 
     def _train(self, batch: Batch, prepared: Any, taken: list[Full]) -> int:
+        from srl.policies.host import arrays_of
+
         arrays = batch.slab.arrays
         counted = arrays.get("inserted")  # a replay says how many steps are new; else all are
         steps = int(np.sum(arrays["valid"][batch.blocks, :-1] if counted is None else counted[batch.blocks, :-1]))
@@ -138,7 +146,8 @@ class TrainerWorker(Worker):
             found = self.learner.train(prepared, self.steps, self._abandon)
             if found is None:
                 return 0
-            wrong = self._wrong(found)
+            weights = arrays_of(self.learner.policy)
+            wrong = self._wrong(found, weights)
             if wrong:
                 self._undo(wrong)
                 self.source.release(taken)
@@ -149,7 +158,7 @@ class TrainerWorker(Worker):
             if use == self.algorithm.reuse - 1:
                 self.source.release(taken)
                 self.steps += steps
-            self._publish()
+            self._publish(weights)
             self.before = self.learner.state()
             found.update(staleness=float(staleness.mean()), staleness_max=float(staleness.max()))
             self.metrics.gauges.update({f"train/{name}": value for name, value in found.items()})
@@ -171,13 +180,10 @@ class TrainerWorker(Worker):
                 block[name][0] = batch.slab.arrays[name][batch.blocks[0], 0]
             self.feedback.commit(grant.block)
 
-    def _wrong(self, found: dict[str, float]) -> str:
+    def _wrong(self, found: dict[str, float], weights: Arrays) -> str:
         """What is not finite after an update: some of its numbers, or weights."""
-        from srl.policies.host import arrays_of
-
         bad = [f"{name} is {value}" for name, value in found.items() if not math.isfinite(value)]
-        weights = arrays_of(self.learner.policy).items()
-        bad += [f"weights {name} are not finite" for name, array in weights if not np.isfinite(array).all()]
+        bad += [f"weights {name} are not finite" for name, array in weights.items() if not np.isfinite(array).all()]
         return ", ".join(bad[:3])
 
     def _undo(self, wrong: str) -> None:
@@ -223,10 +229,8 @@ class TrainerWorker(Worker):
                 self.consumer.grant(room, self.version)
         self.metrics.gauges.update({"queue/filling": running, "queue/full": waiting + self.source.held})
 
-    def _publish(self) -> None:
-        from srl.policies.host import arrays_of
-
-        self.writer.publish(arrays_of(self.learner.policy), self.version)
+    def _publish(self, weights: Arrays) -> None:
+        self.writer.publish(weights, self.version)
         self.metrics.gauges["version"] = self.version
 
     def _abandon(self) -> bool:
