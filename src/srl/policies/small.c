@@ -458,23 +458,29 @@ FAST void small_part(Desk *desk, uint64_t number, int64_t part) {
 /* Sum the gradients, shorten them, Adam. The length of the whole gradient. */
 FAST double small_step(Team *team, float *const *grads) {
     const Learning *how = &team->how;
-    double squares = 0;
-    for (int64_t i = 0; i < team->size; i++) how->grad[i] = grads[0][i];
-    for (int64_t p = 1; p < team->parts; p++)
-        for (int64_t i = 0; i < team->size; i++) how->grad[i] += grads[p][i];
-    for (int64_t i = 0; i < team->size;) { /* in single precision for a stretch: that is vectorised */
-        const int64_t stop = i + 256 < team->size ? i + 256 : team->size;
-        squares += dot(stop - i, how->grad + i, how->grad + i);
-        i = stop;
+    const int64_t size = team->size;
+    float *restrict grad = how->grad, *restrict flat = how->flat, *restrict copy = team->flat;
+    float *restrict moments = how->moments, *restrict squares = how->squares;
+    double sum = 0;
+    for (int64_t i = 0; i < size;) { /* a stretch at a time: it stays in the cache, and single precision will do */
+        const int64_t begin = i, stop = i + 256 < size ? i + 256 : size;
+        const float *restrict first = grads[0];
+        for (; i < stop; i++) grad[i] = first[i];
+        for (int64_t p = 1; p < team->parts; p++) {
+            const float *restrict other = grads[p];
+            for (i = begin; i < stop; i++) grad[i] += other[i];
+        }
+        sum += dot(stop - begin, grad + begin, grad + begin);
     }
-    const double length = sqrt(squares), steps = how->steps[0] + 1.0;
+    const double length = sqrt(sum), steps = how->steps[0] + 1.0;
     const float shorter = length + 1e-6 > how->longest ? (float)(how->longest / (length + 1e-6)) : 1;
-    const float size = (float)(how->lr / (1 - pow(0.9, steps))), root = (float)sqrt(1 - pow(0.999, steps));
-    for (int64_t i = 0; i < team->size; i++) {
-        const float slope = how->grad[i] *= shorter;
-        const float moment = how->moments[i] += 0.1f * (slope - how->moments[i]);
-        const float square = how->squares[i] = 0.999f * how->squares[i] + 0.001f * slope * slope;
-        team->flat[i] = how->flat[i] -= size * moment / (sqrtf(square) / root + how->eps);
+    const float rate = (float)(how->lr / (1 - pow(0.9, steps))), root = (float)(1 / sqrt(1 - pow(0.999, steps)));
+    const float eps = how->eps;
+    for (int64_t i = 0; i < size; i++) {
+        const float slope = grad[i] * shorter, moment = moments[i] + 0.1f * (slope - moments[i]);
+        const float square = 0.999f * squares[i] + 0.001f * slope * slope;
+        grad[i] = slope, moments[i] = moment, squares[i] = square;
+        copy[i] = flat[i] -= rate * moment / (sqrtf(square) * root + eps);
     }
     how->steps[0] = (float)steps;
     return length;
