@@ -19,6 +19,14 @@ fuzz = settings(deadline=None, max_examples=100, database=None)
 numbers = st.floats(-5, 5, width=32)
 
 
+@pytest.fixture(params=["compiled", "numpy"], autouse=True, scope="module")
+def _way(request):
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "numpy":
+            patch.setattr("srl.core.native.library", lambda: None)
+        yield
+
+
 @st.composite
 def rows(draw, turns=True):
     """One row of a block: T steps, some of them ends and resets, some not the row's turn."""

@@ -10,10 +10,12 @@ it began with. Nothing crosses an end.
 
 from __future__ import annotations
 
+from ctypes import c_float, c_int64, c_void_p
 from typing import NamedTuple
 
 import numpy as np
 
+from srl.core import native
 from srl.core.specs import Array
 
 
@@ -34,7 +36,14 @@ def gae(
     """
     first = np.zeros_like(valid) if first is None else first
     steps = len(reward)
-    advantage, complete = np.empty_like(reward), np.empty(reward.shape, bool)
+    advantage, complete = np.empty(reward.shape, reward.dtype), np.empty(reward.shape, bool)
+    library = native.library()
+    if library is not None and reward.dtype == value.dtype == np.float32:
+        given = [np.ascontiguousarray(each) for each in (reward, value, terminated, truncated, valid, first)]
+        sizes, discounts = [c_int64(each) for each in reward.shape], [c_float(gamma), c_float(gamma * lam)]
+        places = [c_void_p(each.ctypes.data) for each in (*given, advantage, complete)]
+        library.returns_gae(*sizes, *places[:6], *discounts, *places[6:])
+        return advantage, complete
     ended = terminated | truncated
     following, following_advantage = value[steps], np.zeros_like(reward[0])
     owed, known = np.zeros_like(reward[0]), valid[steps]

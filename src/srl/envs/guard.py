@@ -7,6 +7,7 @@ step of the whole vector, because they spread silently from one observation to a
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -77,6 +78,8 @@ def nonfinite_rows(fields: Iterable[tuple[str, Array]]) -> dict[int, str]:
     """Each row that holds NaN or infinity, and the first field where it does."""
     found: dict[int, str] = {}
     for name, values in fields:
+        if math.isfinite(np.add.reduce(values, axis=None)):
+            continue  # the sum would not be finite; it can also be too large
         finite = np.isfinite(values)
         if not finite.all():
             for row in np.flatnonzero(~finite.reshape(len(values), -1).all(axis=1)).tolist():

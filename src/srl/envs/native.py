@@ -23,7 +23,9 @@ class GymVector(SingleAgent):
         super().__init__(name, env.single_observation_space, env.single_action_space, copies, watch)
         self.env = env
         # Policies take no other actions than those of the space; to look again is an eighth of Gymnasium's CartPole.
-        env.unwrapped.action_space.contains = lambda x: True  # type: ignore[method-assign]
+        space = getattr(env.unwrapped, "action_space", None)
+        if space is not None:
+            space.contains = lambda x: True
 
     def reset(self, seed: int, out: Sequence[Observed]) -> None:
         """See :class:`~srl.envs.base.Environment`."""

@@ -198,10 +198,11 @@ def write_states(slab: Slab, requests: Requests, outputs: Arrays) -> None:
 
 def write_step(slab: Slab, step: int, kind: int, outputs: Arrays, version: Any) -> None:
     """Write the ``outputs`` (``[rows, …]``) of one request."""
-    for name, field in slab.steps.items():
+    fields = slab.steps
+    for name in slab.spec.outputs:
         if name in outputs:
-            field[step] = outputs[name]
-    slab.steps["version"][step] = version
+            fields[name][step] = outputs[name]
+    fields["version"][step] = version
     for name in slab.spec.state if kind == KEEP else ():
         state_at(slab, name, step)[...] = outputs[name]
 

@@ -112,15 +112,14 @@ class InlineInference:
             seed = derive(self.seed, incarnation)
             self._host = PolicyHost(self.algorithm, self.spaces, seed, clients=self.clients, rows=self.rows)
             self._reader = self.parameters.reader()
-        me = np.array([index])
+        host, reader, me = self._host, self._reader, np.array([index])
+        peeks = np.array([False]), np.array([True])
 
         def act(inputs: Arrays, kind: int, version: int) -> tuple[Arrays, int] | None:
-            if self._reader.newest() < version:
-                return None
-            self._host.refresh(self._reader)
-            return self._host.act(inputs, me, np.array([kind == PEEK])), self._host.version
+            host.refresh(reader)
+            return None if host.version < version else (host.act(inputs, me, peeks[kind == PEEK]), host.version)
 
-        return LocalInference(slab, act, self._reader.pollable())
+        return LocalInference(slab, act, reader.pollable())
 
     def server(self, index: int) -> InferenceServer:
         """There is none."""
