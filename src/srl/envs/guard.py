@@ -53,13 +53,18 @@ class Guard:
 
     def check_actions(self, names: list[str], actions: Arrays, valid: Array, at: Callable[[int], str]) -> None:
         """Refuse actions that are not finite; what rows that do not act are given is of no interest."""
-        bad = {row: what for row, what in nonfinite_rows((name, actions[name]) for name in names).items() if valid[row]}
-        for row, what in bad.items():
+        found = nonfinite_rows([(name, actions[name]) for name in names]) if names else {}
+        for row, what in found.items():
+            if not valid[row]:
+                continue
             raise EnvError(f"{at(row)}: the policy's {what}; look for a loss that is NaN, or a learning rate too high")
 
     def check_results(self, fields: Iterable[tuple[str, Array]], at: Callable[[int], str]) -> dict[int, EnvError]:
         """The rows that hold NaN or infinity; raises unless such steps are to be skipped."""
-        found = {row: EnvError(f"{at(row)}: {what}") for row, what in nonfinite_rows(fields).items()}
+        rows = nonfinite_rows(fields)
+        if not rows:
+            return {}
+        found = {row: EnvError(f"{at(row)}: {what}") for row, what in rows.items()}
         for error in found.values():
             if self.nonfinite == "stop":
                 raise EnvError(f"{error}; correct the environment, or start such copies anew with nonfinite='skip'")

@@ -46,6 +46,8 @@ class Group:
         #: the beginning of a block saved by an earlier run, and whether its last step still lacks an action
         self.saved: Arrays = {}
         self.saved_waiting = False
+        #: actions and views of every step of every block, as far as there was a step yet
+        self.kept: dict[int, tuple[Arrays, StepViews]] = {}
         self.returns: Array = np.zeros(self.spec.rows)
         self.lengths: Array = np.zeros(self.spec.rows, np.int64)
 
@@ -60,17 +62,19 @@ class Group:
         self._finish()
         return self.prepare()
 
-    def actions(self) -> Arrays:
-        """The actions of the next step."""
-        return {name: self.block[name][self.step] for name in self.spec.actions}
+    def places(self) -> tuple[Arrays, StepViews]:
+        """The actions of the next step, and where the environment writes what comes of it."""
+        assert self.grant is not None
+        number = self.grant.block * (self.spec.horizon + 1) + self.step
+        found = self.kept.get(number)
+        if found is None:
+            found = self.kept[number] = self._places(self.block, self.step)
+        return found
 
-    def views(self) -> StepViews:
-        """Where the environment writes what comes of the next step."""
-        block, step = self.block, self.step
+    def _places(self, block: Arrays, step: int) -> tuple[Arrays, StepViews]:
         after = self.observed({name: block[name][step + 1] for name in self.carried})
-        return StepViews(
-            after, block["reward"][step], block["terminated"][step], block["truncated"][step], block["valid"][step]
-        )
+        fields = (block[name][step] for name in ("reward", "terminated", "truncated", "valid"))
+        return {name: block[name][step] for name in self.spec.actions}, StepViews(after, *fields)
 
     def observed(self, fields: Arrays) -> Observed:
         """Where the environment writes an observation."""
@@ -80,7 +84,7 @@ class Group:
         """Keep the books of the running episodes and ask for the next actions; the number of agent steps taken."""
         self.returns += views.reward
         self.lengths += views.valid
-        ended = np.flatnonzero(views.terminated | views.truncated)
+        ended = (views.terminated | views.truncated).nonzero()[0]
         if len(ended):
             versions = self.block["version"][self.step][ended].tolist()
             found = zip(self.returns[ended].tolist(), self.lengths[ended].tolist(), versions, strict=True)
@@ -152,9 +156,9 @@ class Slot:
         if blocked:
             self.blocked_on = min(blocked)  # "inference" before "parameters"
             return None
-        views = [group.views() for group in self.groups]
-        self.env.step([group.actions() for group in self.groups], views)
-        return sum(group.stepped(view) for group, view in zip(self.groups, views, strict=True))
+        places = [group.places() for group in self.groups]
+        self.env.step([actions for actions, _ in places], [views for _, views in places])
+        return sum(group.stepped(views) for group, (_, views) in zip(self.groups, places, strict=True))
 
 
 class ActorWorker(Worker):
