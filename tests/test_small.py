@@ -12,7 +12,7 @@ import torch
 import srl
 from srl.core.specs import Spaces
 from srl.policies.host import arrays_of, load_arrays
-from srl.policies.networks import interleaved
+from srl.policies.networks import NatureCNN, interleaved
 
 ROWS, MINIBATCH = 197, 128
 BOX = gymnasium.spaces.Box(-1, 1, (5,))
@@ -192,3 +192,9 @@ def test_images_are_interleaved_as_torch_does_it(shape, way, monkeypatch):
     found = interleaved(x)
     assert torch.equal(found, x.float())
     assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_network_for_images_can_be_exported():
+    network, x = NatureCNN((4, 84, 84)), torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
+    traced = torch.export.export(network, (x,), strict=True)  # as srl.export does
+    torch.testing.assert_close(traced.module()(x), network(x))

@@ -78,9 +78,9 @@ def interleaved(x: Tensor) -> Tensor:
 
     torch does it with one thread at 3 GB/s: it was an eleventh of a forward pass.
     """
-    library = native.library()
     here = x.dtype is torch.uint8 and x.device.type == "cpu" and x.is_contiguous()
-    if library is None or not here or torch.compiler.is_compiling():
+    library = native.library() if here and not torch.compiler.is_compiling() else None
+    if library is None:
         return x.to(torch.float32, memory_format=torch.channels_last)
     rows, channels, height, width = x.shape
     found = torch.empty(rows, height, width, channels)
