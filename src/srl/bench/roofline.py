@@ -1,6 +1,6 @@
 """``srl bench roofline``: how close training comes to the limit of the machine.
 
-In every round the raw parts are measured alone (see :mod:`srl.bench.parts`), then a real training run::
+In every round the raw parts are measured alone (see :mod:`srl.bench.parts`), before and after a real training run::
 
     limit = cores / (env + forward + passes * train)      in agent steps per second
     efficiency = steps per second of the run / limit
@@ -43,7 +43,7 @@ class RooflineOptions:
     work: tyro.conf.Positional[tuple[Work, ...]] = ("cartpole", "halfcheetah", "pong", "pong-4")
     """What to train. pong: one pass over each batch, pong-4: four."""
     rounds: int = 3
-    """Rounds of parts and run, one work after the other."""
+    """Rounds of parts, run and parts, one work after the other."""
     seconds: float = 30.0
     """Length of one run."""
     warmup: float = 8.0
@@ -100,15 +100,17 @@ def write(found: dict[str, list[Round]], path: Path) -> None:
 
 
 def one_round(x: Experiment, options: RooflineOptions) -> Round:
-    """Measure the parts, then train."""
+    """Measure the parts, train, and measure the parts again: machines change their speed."""
     x, _ = tuned(x, check(x))
-    parts = measure_parts(x)
-    passes = int(getattr(next(iter(x.algorithms.values())), "epochs", 1))
-    fastest = min(cost for name, cost in parts.items() if name.startswith("env"))
-    needed = fastest + parts["forward"] + passes * parts["train"]
+    before = measure_parts(x)
     with tempfile.TemporaryDirectory(prefix="srl-bench-") as folder:
         run(replace(x, steps=10**12), Path(folder) / "run", seconds=options.warmup + options.seconds)
         rows = [row for row in read_metrics(Path(folder) / "run") if row["time"] >= options.warmup]
+    after = measure_parts(x)
+    parts = {name: (cost + after[name]) / 2 for name, cost in before.items()}
+    passes = int(getattr(next(iter(x.algorithms.values())), "epochs", 1))
+    fastest = min(cost for name, cost in parts.items() if name.startswith("env"))
+    needed = fastest + parts["forward"] + passes * parts["train"]
     rate = slope([(row["time"], row["steps"]) for row in rows])
     return Round(parts, rate, cores() / needed * 1e6, _shares(x, parts, passes, rate, rows))
 
