@@ -36,8 +36,8 @@ class Recording(TrainerWorker):
             file.writelines(f"{full.producer} {full.incarnation} {full.sequence}\n" for full in taken)
         return super()._train(batch, prepared, taken)
 
-    def _publish(self):
-        super()._publish()
+    def _publish(self, weights):
+        super()._publish(weights)
         self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
         with open(self.checkpoints.folder / "versions.txt", "a") as file:
             file.write(f"{self.version}\n")
