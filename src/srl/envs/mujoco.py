@@ -147,7 +147,7 @@ class _Simulation(ctypes.Structure):
 class Simulation:
     """One simulation, in which the robots take their steps in turn.
 
-    A simulation per robot would be some hundred kilobytes each; a robot's state is less than one. What MuJoCo does
+    A simulation is some thirty kilobytes that are used at every step, a robot's state less than one. What MuJoCo does
     besides, and changes nothing for one robot on a plane, is switched off: to look for groups of bodies that touch and
     for geoms in a tree of boxes, and to read the clock at every turn (``mjcb_time``, for the whole process).
     """

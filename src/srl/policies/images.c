@@ -2,12 +2,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-#define FAST __attribute__((target_clones("arch=x86-64-v3", "default")))
-#else
-#define FAST
-#endif
-
 typedef uint8_t b16 __attribute__((vector_size(16)));
 typedef int32_t i4 __attribute__((vector_size(16)));
 typedef float f4 __attribute__((vector_size(16)));
@@ -38,7 +32,7 @@ static inline __attribute__((always_inline)) void store(float *to, b16 from) {
 }
 
 /* to [images][pixels][channels] = from [images][channels][pixels] */
-FAST void images_interleave(const uint8_t *from, float *to, int64_t images, int64_t channels, int64_t pixels) {
+void images_interleave(const uint8_t *from, float *to, int64_t images, int64_t channels, int64_t pixels) {
     for (int64_t image = 0; image < images; image++, from += channels * pixels, to += channels * pixels) {
         int64_t at = 0;
         for (; channels == 4 && at + 16 <= pixels; at += 16) {
