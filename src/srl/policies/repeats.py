@@ -1,0 +1,112 @@
+"""Convolutions of what is different in a batch of images, once (ADR 15).
+
+Games repeat themselves: of the windows of the first layer that a minibatch of Pong has, 4 of 100 are different, of the
+second's 16, of the third's 36. Windows that are equal, byte by byte, have equal features, and their gradients can be
+summed before they go back through the layer. So the different ones are found, in C, and every layer is one matrix
+product over them. What comes out is what convolutions give, but for the order of sums.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from srl.core import native
+
+BLOCK = 4
+"""Pixels of the blocks that images are compared by: the first layer's step, half of its window."""
+
+
+def features(x: Tensor, layers: tuple[nn.Conv2d, nn.Conv2d, nn.Conv2d]) -> Tensor | None:
+    """What these convolutions (8 / 4, 4 / 2, 3 / 1, and ReLU) make of images of bytes, flattened; the images' numbers
+    count from 0 to 1. None: the images have too little in common, or are not where this works.
+    """
+    here = x.dtype is torch.uint8 and x.device.type == "cpu" and x.is_contiguous()
+    library = native.library() if here and not torch.compiler.is_compiling() else None
+    found = _find(library, x) if library is not None else None
+    if found is None:
+        return None
+    first, second, third = layers
+    blocks, patches, windows, last, places = found
+    channels = x.shape[1]
+    pixels = torch.empty(len(patches), 4 * channels * BLOCK * BLOCK)
+    sizes = c_int64(len(patches)), c_int64(channels * BLOCK * BLOCK)
+    library.repeats_pixels(_at(blocks), _at(patches), _at(pixels), *sizes)  # type: ignore[union-attr]
+    # The first layer's weights in the order of blocks; bytes become numbers between 0 and 1 through them.
+    split = first.weight.reshape(len(first.weight), channels, 2, BLOCK, 2, BLOCK)
+    weight = split.permute(0, 2, 4, 1, 3, 5).reshape(len(first.weight), -1) * (1 / 255)
+    seen = functional.linear(pixels, weight, first.bias).relu_()
+    for layer, numbers in ((second, windows), (third, last)):
+        rows = Spread.apply(seen, numbers)
+        seen = functional.linear(rows, layer.weight.permute(0, 2, 3, 1).flatten(1), layer.bias).relu_()
+    out: Tensor = SpreadPlanes.apply(seen, places)
+    return out
+
+
+def _find(library: ctypes.CDLL, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+    """The different blocks, the different patches of three layers, and the numbers of the last, by image."""
+    rows, channels, height, width = x.shape
+    grids = [(height // BLOCK, width // BLOCK)]
+    for size, step in ((2, 1), (4, 2), (3, 1)):
+        grids += [tuple((side - size) // step + 1 for side in grids[-1])]  # type: ignore[arg-type]
+    # Convolutions are the faster way if half of the blocks or more are different.
+    most = [rows * high * wide // (2 if layer < 2 else 1) for layer, (high, wide) in enumerate(grids)]
+    words = (channels * BLOCK, 4, 16, 9)
+    kept = [torch.empty(count, size, dtype=torch.int32) for count, size in zip(most, words, strict=True)]
+    places = torch.empty(rows, grids[3][0] * grids[3][1], dtype=torch.int32)
+    counts = (c_int64 * 4)()
+    pointers = (c_void_p * 4)(*(each.data_ptr() for each in kept))
+    sizes = (c_int64(size) for size in x.shape)
+    if not library.repeats_find(_at(x), *sizes, pointers, (c_int64 * 4)(*most), counts, _at(places)):
+        return None
+    blocks, patches, windows, last = (each[:count] for each, count in zip(kept, counts, strict=True))
+    return blocks, patches, windows, last, places
+
+
+def _at(x: Tensor) -> c_void_p:
+    return c_void_p(x.data_ptr())
+
+
+class Spread(torch.autograd.Function):
+    """Rows of features by number, ``[places, numbers]`` side by side; backwards their sums."""
+
+    way = "repeats_spread", "repeats_gather"
+
+    @classmethod
+    def _sizes(cls, places: Tensor, width: int) -> tuple[c_int64, ...]:
+        return c_int64(places.numel()), c_int64(width)
+
+    @classmethod
+    def forward(cls, ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
+        """See the class."""
+        width = rows.shape[1]
+        ctx.save_for_backward(places)
+        ctx.count = len(rows)
+        out = torch.empty(len(places), places.shape[1] * width)
+        getattr(native.library(), cls.way[0])(_at(rows), _at(places), _at(out), *cls._sizes(places, width))
+        return out
+
+    @classmethod
+    def backward(cls, ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """See the class."""
+        (places,) = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        width = gradient.shape[1] // places.shape[1]
+        out = torch.zeros(ctx.count, width)
+        getattr(native.library(), cls.way[1])(_at(gradient), _at(places), _at(out), *cls._sizes(places, width))
+        return out, None
+
+
+class SpreadPlanes(Spread):
+    """The same with the features outermost, as a flattened image has them."""
+
+    way = "repeats_spread_planes", "repeats_gather_planes"
+
+    @classmethod
+    def _sizes(cls, places: Tensor, width: int) -> tuple[c_int64, ...]:
+        return c_int64(len(places)), c_int64(places.shape[1]), c_int64(width)
