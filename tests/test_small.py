@@ -12,7 +12,6 @@ import torch
 import srl
 from srl.core.specs import Spaces
 from srl.policies.host import arrays_of, load_arrays
-from srl.policies.networks import NatureCNN, interleaved
 
 ROWS, MINIBATCH = 197, 128
 BOX = gymnasium.spaces.Box(-1, 1, (5,))
@@ -179,22 +178,3 @@ def test_a_pass_that_is_interrupted_says_so():
     done = learner.policy.small().learner(*given).one_pass(index, np.zeros(6), lambda: next(looks))
     assert not done
     assert learner.optimizer.steps == 64  # what was done between looks
-
-
-@pytest.mark.parametrize("shape", [(8, 4, 84, 84), (3, 1, 36, 40), (2, 3, 37, 41), (2, 4, 5, 7), (1, 12, 36, 36)])
-@pytest.mark.parametrize("way", ["contiguous", "strided", "float", "uncompiled"])
-def test_images_are_interleaved_as_torch_does_it(shape, way, monkeypatch):
-    x = torch.randint(0, 256, (2 * shape[0], *shape[1:]), dtype=torch.uint8)
-    x = x[::2] if way == "strided" else x[: shape[0]]
-    x = x.float() if way == "float" else x
-    if way == "uncompiled":
-        monkeypatch.setattr("srl.core.native.library", lambda: None)
-    found = interleaved(x)
-    assert torch.equal(found, x.float())
-    assert found.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_a_network_for_images_can_be_exported():
-    network, x = NatureCNN((4, 84, 84)), torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
-    traced = torch.export.export(network, (x,), strict=True)  # as srl.export does
-    torch.testing.assert_close(traced.module()(x), network(x))

@@ -1,4 +1,4 @@
-/* Images from planes of bytes to interleaved floats, the layout convolutions work in (networks.py). */
+/* Images from planes of bytes to interleaved floats, the layout convolutions work in (images.py). */
 #include <stdint.h>
 #include <string.h>
 

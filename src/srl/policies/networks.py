@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from ctypes import c_int64, c_void_p
 from typing import Any, TypeVar
 
 import gymnasium
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from srl.core import native
 from srl.core.errors import ConfigError
 from srl.core.specs import choices_of, is_image, leaves, spec_of
+from srl.policies.images import convolved, interleaved
 
 M = TypeVar("M", nn.Linear, nn.Conv2d)
 
@@ -73,22 +72,6 @@ class RunningNorm(nn.Module):
         self.count.copy_(total)
 
 
-def interleaved(x: Tensor) -> Tensor:
-    """Images ``[rows, channels, height, width]`` as 32-bit numbers with channels last; of bytes, in C.
-
-    torch does it with one thread at 3 GB/s: it was an eleventh of a forward pass.
-    """
-    here = x.dtype is torch.uint8 and x.device.type == "cpu" and x.is_contiguous()
-    library = native.library() if here and not torch.compiler.is_compiling() else None
-    if library is None:
-        return x.to(torch.float32, memory_format=torch.channels_last)
-    rows, channels, height, width = x.shape
-    found = torch.empty(rows, height, width, channels)
-    sizes = (c_int64(size) for size in (rows, channels, height * width))
-    library.images_interleave(c_void_p(x.data_ptr()), c_void_p(found.data_ptr()), *sizes)
-    return found.permute(0, 3, 1, 2)
-
-
 class NatureCNN(nn.Module):
     """The convolutions of Mnih et al. (2015) for images ``[rows, channels, height, width]`` of bytes."""
 
@@ -114,12 +97,16 @@ class NatureCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[rows, features]``."""
+        convolutions = [self.first, *(each for each in self.convolutions if isinstance(each, nn.Conv2d))]
+        flat = convolved(x, convolutions)
+        if flat is not None:
+            out: Tensor = self.dense(flat)
+            return out
         # Channels last is the layout the convolution kernels work in; converting once here saves it in every layer.
         image = interleaved(x)
         # Bytes become numbers between 0 and 1 through the weights, which are fewer than the pixels.
         seen = functional.conv2d(image, self.first.weight * (1 / 255), self.first.bias, self.first.stride)
-        out: Tensor = self.dense(self.convolutions(seen))
-        return out
+        return self.dense(self.convolutions(seen))  # type: ignore[no-any-return]
 
 
 class MLP(nn.Module):

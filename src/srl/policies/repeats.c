@@ -1,12 +1,12 @@
-/* Which patches of a batch of images are different (repeats.py): games repeat themselves, from place to place and from
+/* Which patches of a batch of images are different (images.py): games repeat themselves, from place to place and from
  * image to image. Every patch gets a number; patches that are equal, byte by byte, get the same one. The patches of a
  * layer are told apart by the numbers of the layer below. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define FAST __attribute__((target_clones("default", "avx2")))
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#define FAST __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
 #define FAST
 #endif

@@ -1,0 +1,143 @@
+"""Images in C against torch's own convolutions."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+
+from srl.core import native
+from srl.policies.images import convolved, interleaved
+from srl.policies.networks import NatureCNN
+
+SHAPES = [(4, 84, 84), (1, 36, 40), (3, 39, 53), (12, 36, 64), (16, 36, 36)]
+compiled = pytest.mark.skipif(native.library() is None, reason="there was no compiler")
+
+
+def game(rows: int, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    """Images with a background, the same everywhere but for a border, and a few things that move."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.full((rows, *shape), 87, dtype=torch.uint8)
+    images[:, :, :3] = torch.randint(0, 256, (3, shape[2]), generator=generator, dtype=torch.uint8)
+    for image in images:
+        for plane in image:
+            y, x = (int(torch.randint(0, side - 4, (), generator=generator)) for side in shape[1:])
+            plane[y : y + 3, x : x + 2] = int(torch.randint(0, 256, (), generator=generator))
+    return images
+
+
+def plain(network: NatureCNN, monkeypatch: pytest.MonkeyPatch) -> NatureCNN:
+    """A copy that has torch do it."""
+    other = copy.deepcopy(network)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with monkeypatch.context() as patch:
+            patch.setattr("srl.policies.networks.convolved", lambda *_: None)
+            return NatureCNN.forward(other, x)
+
+    monkeypatch.setattr(other, "forward", forward)
+    return other
+
+
+def layers(network: NatureCNN) -> list[torch.nn.Conv2d]:
+    return [each for each in network.modules() if isinstance(each, torch.nn.Conv2d)]
+
+
+@compiled
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_repeated_windows_are_convolved_once_with_the_same_result(shape, rows, monkeypatch):
+    torch.manual_seed(1)
+    network, x = NatureCNN(shape), game(rows, shape)
+    other = plain(network, monkeypatch)
+    assert convolved(x, layers(network)) is not None
+    wanted = torch.randn(rows, network.out_features)
+    found, expected = network(x), other(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for each in (found, expected):
+        (each * wanted).sum().backward()
+    for (name, weight), twin in zip(network.named_parameters(), other.parameters(), strict=True):
+        longest = float(twin.grad.abs().max())
+        assert longest > 0, name
+        torch.testing.assert_close(weight.grad, twin.grad, rtol=1e-3, atol=1e-5 * longest, msg=name)
+
+
+@compiled
+def test_windows_that_differ_in_a_single_bit_are_not_taken_for_equal():
+    torch.manual_seed(2)
+    network = NatureCNN((4, 84, 84))
+    network.first.weight.data.mul_(50)  # so that a bit can be seen
+    images = torch.full((65, 4, 84, 84), 128, dtype=torch.uint8)
+    for number in range(64):  # a bit of each place of a block, in channels by turns
+        images[number + 1, number % 4, 40 + number // 16 % 4, 40 + number // 4 % 4] += 1
+    with torch.no_grad():
+        features = convolved(images, layers(network))
+    assert features is not None
+    for image in features[1:]:
+        assert not torch.equal(image, features[0])
+
+
+@compiled
+@pytest.mark.parametrize("case", ["noise", "strided", "float", "deep", "reduced", "uncompiled"])
+def test_what_does_not_repeat_or_cannot_be_compared_goes_through_convolutions(case, monkeypatch):
+    shape = (17, 36, 36) if case == "deep" else (4, 48, 48)
+    network, x = NatureCNN(shape), game(16, shape)
+    if case == "noise":
+        x = torch.randint(0, 256, x.shape, dtype=torch.uint8)
+    x = x[::2] if case == "strided" else x
+    x = x.float() if case == "float" else x
+    if case == "uncompiled":
+        monkeypatch.setattr("srl.core.native.library", lambda: None)
+    with torch.autocast("cpu", torch.bfloat16, enabled=case == "reduced"):
+        assert convolved(x, layers(network)) is None
+        found = network(x)
+    rough = case == "reduced"
+    torch.testing.assert_close(
+        found.float(),
+        plain(network, monkeypatch)(x),
+        rtol=0.1 if rough else 1e-4,
+        atol=0.1 if rough else 1e-5,
+    )
+
+
+@compiled
+def test_threads_do_not_disturb_each_other():
+    network = NatureCNN((4, 84, 84))
+    batches = [game(rows, (4, 84, 84), rows) for rows in (1, 8, 16, 33)]
+    with torch.no_grad():
+        alone = [network(x) for x in batches]
+        wrong: list[int] = []
+
+        def work(number: int) -> None:
+            with torch.no_grad():
+                for _ in range(20):
+                    if not torch.allclose(network(batches[number]), alone[number], atol=1e-6):
+                        wrong.append(number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("shape", [(8, 4, 84, 84), (3, 1, 36, 40), (2, 3, 37, 41), (2, 4, 5, 7), (1, 12, 36, 36)])
+@pytest.mark.parametrize("way", ["contiguous", "strided", "float", "uncompiled"])
+def test_images_are_interleaved_as_torch_does_it(shape, way, monkeypatch):
+    x = torch.randint(0, 256, (2 * shape[0], *shape[1:]), dtype=torch.uint8)
+    x = x[::2] if way == "strided" else x[: shape[0]]
+    x = x.float() if way == "float" else x
+    if way == "uncompiled":
+        monkeypatch.setattr("srl.core.native.library", lambda: None)
+    found = interleaved(x)
+    assert torch.equal(found, x.float())
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_network_for_images_can_be_exported():
+    network, x = NatureCNN((4, 84, 84)), torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
+    traced = torch.export.export(network, (x,), strict=True)  # as srl.export does
+    torch.testing.assert_close(traced.module()(x), network(x))
