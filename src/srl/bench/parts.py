@@ -8,6 +8,7 @@ at the same time, since cores that share caches, memory and power are slower tog
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import multiprocessing
 import os
 import resource
@@ -37,9 +38,13 @@ _MOMENT = 0.03
 """Seconds for each part where a moment has to do."""
 _GROWTH = 4
 """With how many times as many copies it is tried again."""
+_LOOK = 0.1
+"""Seconds of play to see what observations are like, where a moment has to do."""
 
 Parts = dict[str, float]
 """Microseconds: ``env…`` and ``forward`` per agent step, ``train`` and ``copy`` per sample of one pass."""
+Played = dict[str, Any]
+"""Observations and masks, step by step and row by row: ``[entries, …]``."""
 
 
 @dataclass(frozen=True)
@@ -93,22 +98,24 @@ def measure_costs(task: Task) -> Costs:
 
     torch.set_num_threads(1)
     agents = len(task.agents)
-    one, few, copies, make = _env_costs(task)
+    one, few, copies, make, played = _env_costs(task)
     env = _cost(one.cpu, few.cpu, copies, agents)
     waits = _cost(one.waits, few.waits, copies, agents).each
-    act = _acting(task.algorithm, task.spaces, task.copies * agents)
+    act = _acting(task.algorithm, task.spaces, task.copies * agents, played)
     forward = _cost(_glance(partial(act, agents)).cpu, _glance(act).cpu, task.copies, agents)
     policy: Any = task.algorithm.policy(task.spaces)
     divides = getattr(policy, "small", lambda: None)() is not None
-    return Costs(env, forward, _train_cost(task), waits, make, divides)
+    return Costs(env, forward, _train_cost(task, played), waits, make, divides)
 
 
-def _env_costs(task: Task) -> tuple[_Glance, _Glance, int, float]:
-    """A step of one copy, a step of many, how many these are, and seconds to make one: as many as a moment allows.
+def _env_costs(task: Task) -> tuple[_Glance, _Glance, int, float, Played]:
+    """A step of one copy, a step of many, how many these are, seconds to make one, and what was observed meanwhile.
+
+    There are as many as a moment allows.
 
     A vector that is one by itself is made as fast with many copies as with one, so that is tried.
     """
-    _own_way(task.env, task.agents, 1, task.algorithm)  # what is imported and loaded once is not the cost of a copy
+    Stepping(task.env, task.agents, 1, task.algorithm)  # what is imported and loaded once is not the cost of a copy
     step, make = _made(task, 1)
     one = many = _glance(step)
     copies, lasting = 1, max(make, (one.cpu + one.waits) / 1e6)
@@ -117,17 +124,17 @@ def _env_costs(task: Task) -> tuple[_Glance, _Glance, int, float]:
         step, took = _made(task, copies)
         many = _glance(step)
         lasting = max(took, (many.cpu + many.waits) / 1e6)
-    return one, many, copies, make
+    return one, many, copies, make, _play(step, task.algorithm.horizon + 1, _LOOK)
 
 
-def _made(task: Task, copies: int) -> tuple[Callable[[], Any], float]:
+def _made(task: Task, copies: int) -> tuple[Stepping, float]:
     """What steps so many copies, and the seconds it took to make them."""
     begin = time.perf_counter()
-    step = _own_way(task.env, task.agents, copies, task.algorithm)
+    step = Stepping(task.env, task.agents, copies, task.algorithm)
     return step, time.perf_counter() - begin
 
 
-def _train_cost(task: Task) -> float:
+def _train_cost(task: Task, played: Played) -> float:
     import torch
 
     device = task.device
@@ -139,7 +146,7 @@ def _train_cost(task: Task) -> float:
     one_minibatch = -(-getattr(algorithm, "minibatch", horizon) // horizon)
     for rows in (1, min(task.copies * len(task.agents), one_minibatch)):
         with _one_core():  # or what its helpers did would count
-            found = _glance(_training(algorithm, task.spaces, rows, device)[0])
+            found = _glance(_training(algorithm, task.spaces, rows, played, device)[0])
         spent = found.cpu if device == "cpu" else found.wall
         cost = float(passes * spent / (horizon * rows))
         if found.wall > _MOMENT * 1e6:  # with a large network the size of a minibatch hardly matters
@@ -220,10 +227,12 @@ def _measure(x: Experiment) -> Parts:
     x = settled(x)
     rows = x.actors.envs
     algorithm: Any = next(iter(x.algorithms.values()))
-    found = {f"env, {way}": _time(step) / rows for way, step in _ways(x, algorithm).items()}
+    ways = _ways(x, algorithm)
+    found = {f"env, {way}": _time(step) / rows for way, step in ways.items()}
     spaces = x.env.make(1).spaces(AGENT)
-    found["forward"] = _time(_acting(algorithm, spaces, rows)) / rows
-    train, batch = _training(algorithm, spaces, rows)
+    played = _play(ways["SRL"], algorithm.horizon + 1)
+    found["forward"] = _time(_acting(algorithm, spaces, rows, played)) / rows
+    train, batch = _training(algorithm, spaces, rows, played)
     samples = len(batch.positions)
     found["copy"] = _time(_copying(batch, algorithm.minibatch)) / samples
     found["train"] = _time(train) / (samples * algorithm.epochs) - found["copy"]
@@ -245,9 +254,9 @@ def _time(call: Callable[[], Any]) -> float:
     return median(stretches) * 1e6
 
 
-def _ways(x: Experiment, algorithm: Any) -> dict[str, Callable[[], Any]]:
+def _ways(x: Experiment, algorithm: Any) -> dict[str, Any]:
     """The ways there are to step the environments on this machine."""
-    found = {"SRL": _own_way(x.env, (AGENT,), x.actors.envs, algorithm)}
+    found: dict[str, Any] = {"SRL": Stepping(x.env, (AGENT,), x.actors.envs, algorithm)}
     theirs = ENVPOOL.get(str(x.env.id)) if isinstance(x.env, Gym) else None
     if theirs is not None and importlib.util.find_spec("envpool") is not None:
         actions = _actions(algorithm, x.env.make(1).spaces(AGENT), x.actors.envs)
@@ -255,18 +264,34 @@ def _ways(x: Experiment, algorithm: Any) -> dict[str, Callable[[], Any]]:
     return found
 
 
-def _own_way(config: EnvConfig, agents: Sequence[str], copies: int, algorithm: Any) -> Callable[[], Any]:
-    env, rows = config.make(copies), copies * len(agents)
-    env.bind([agents])
-    spaces = env.spaces(agents[0])
-    seen = {**spaces.observation_spec(), **spaces.mask_spec()}
-    first, acts, terminated, truncated, valid = np.zeros((5, rows), bool)
-    after = Observed({name: np.zeros((rows, *spec.shape), spec.dtype) for name, spec in seen.items()}, first, acts)
-    views = StepViews(after, np.zeros(rows, np.float32), terminated, truncated, valid)
-    env.reset(0, [after])
-    actions = _actions(algorithm, spaces, rows)
-    turn = iter(range(10**12))
-    return lambda: env.step([actions[next(turn) % len(actions)]], [views])
+class Stepping:
+    """Steps so many copies when called; ``seen`` is what they show."""
+
+    def __init__(self, env: EnvConfig, agents: Sequence[str], copies: int, algorithm: Any) -> None:
+        self.env, rows = env.make(copies), copies * len(agents)
+        self.env.bind([agents])
+        spaces = self.env.spaces(agents[0])
+        specs = {**spaces.observation_spec(), **spaces.mask_spec()}
+        self.seen = {name: np.zeros((rows, *spec.shape), spec.dtype) for name, spec in specs.items()}
+        first, acts, terminated, truncated, valid = np.zeros((5, rows), bool)
+        after = Observed(self.seen, first, acts)
+        self.views = [StepViews(after, np.zeros(rows, np.float32), terminated, truncated, valid)]
+        self.env.reset(0, [after])
+        self.actions = itertools.cycle(_actions(algorithm, spaces, rows))
+
+    def __call__(self) -> None:
+        """One step of every copy."""
+        self.env.step([next(self.actions)], self.views)
+
+
+def _play(step: Stepping, steps: int, seconds: float = float("inf")) -> Played:
+    """What is observed in so many steps, or as many as there is time for: what it costs to look at may depend on it."""
+    begin = time.perf_counter()
+    found: list[Played] = []
+    while len(found) < steps and (not found or time.perf_counter() - begin < seconds):
+        step()
+        found.append({name: field.copy() for name, field in step.seen.items()})
+    return {name: np.concatenate([each[name] for each in found]) for name in step.seen}
 
 
 def _envpool_way(name: str, rows: int, actions: list[dict[str, Any]]) -> Callable[[], Any]:
@@ -275,39 +300,43 @@ def _envpool_way(name: str, rows: int, actions: list[dict[str, Any]]) -> Callabl
     env = envpool.make_gymnasium(name, num_envs=rows, num_threads=1, seed=0)
     env.reset()
     taken = [each["action"].astype(env.action_space.dtype) for each in actions]
-    turn = iter(range(10**12))
-    return lambda: env.step(taken[next(turn) % len(taken)])
+    turn = itertools.cycle(taken)
+    return lambda: env.step(next(turn))
 
 
 def _actions(algorithm: Any, spaces: Any, rows: int) -> list[dict[str, Any]]:
     """Actions as a policy takes them that has not learned yet: a robot's physics depends on what it does."""
-    act, names = _acting(algorithm, spaces, rows), spaces.action_spec()
+    act, names = _acting(algorithm, spaces, rows, {}), spaces.action_spec()
     return [{name: found[name].copy() for name in names} for found in (act() for _ in range(16))]
 
 
-def _acting(algorithm: Any, spaces: Any, rows: int) -> Callable[..., Any]:
-    """The forward pass of so many rows, or of the first few."""
+def _acting(algorithm: Any, spaces: Any, rows: int, played: Played) -> Callable[..., Any]:
+    """The forward pass of so many rows, or of the first few, step after step of what was played."""
     from srl.policies.host import PolicyHost
 
     host = PolicyHost(algorithm, spaces, 0, clients=rows, rows=1)
     block = algorithm.block(spaces, rows)
     specs = {name: block.fields[name] for name in block.inputs}
-    inputs = {name: _plausible(name, spec.dtype, (rows, *spec.shape)) for name, spec in specs.items()}
-    which, no = np.arange(rows), np.zeros(rows, bool)
+    steps = max((len(each) // rows for each in played.values()), default=1)
+    series = {name: _like(played, name, spec.dtype, (steps, rows, *spec.shape)) for name, spec in specs.items()}
+    which, no, turn = np.arange(rows), np.zeros(rows, bool), itertools.cycle(range(steps))
 
     def act(count: int = rows) -> Any:
-        return host.act({name: field[:count] for name, field in inputs.items()}, which[:count], no[:count])
+        step = next(turn)
+        return host.act({name: field[step, :count] for name, field in series.items()}, which[:count], no[:count])
 
     return act
 
 
-def _training(algorithm: Any, spaces: Any, rows: int, device: str = "cpu") -> tuple[Callable[[], Any], Any]:
-    """A whole update on a block that stays where it is, and that block as a batch."""
+def _training(
+    algorithm: Any, spaces: Any, rows: int, played: Played, device: str = "cpu"
+) -> tuple[Callable[[], Any], Any]:
+    """A whole update on a block of what was played, and that block as a batch."""
     from srl.core.slab import Batch, Slab
 
     slab = Slab(algorithm.block(spaces, rows), 1, shared=False)
     for name, array in slab.arrays.items():
-        array[...] = _plausible(name, array.dtype.str, array.shape)
+        array[...] = _like(played, name, array.dtype.str, array.shape)
     learner = algorithm.learner(spaces, 0, device)
     batch = Batch(slab, [0])
     prepared = learner.prepare(batch)
@@ -328,6 +357,11 @@ def _copying(batch: Any, minibatch: int) -> Callable[[], None]:
                 field.index_select(0, part)
 
     return copy
+
+
+def _like(played: Played, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A field of a block: what was played over and over, or what was not observed made up."""
+    return np.resize(played[name], shape) if name in played else _plausible(name, dtype, shape)
 
 
 def _plausible(name: str, dtype: str, shape: tuple[int, ...]) -> Any:
