@@ -72,7 +72,7 @@ class CountingConfig(EnvConfig):
 class Stub(torch.nn.Module):
     """In place of a network: what a network does to its input is not a copy of ours."""
 
-    return_norm = None
+    return_norm, own_networks = None, False
 
     def __init__(self):
         super().__init__()
@@ -130,11 +130,11 @@ def test_one_write_and_one_gather_between_environment_and_trainer_tensor(board, 
     learner = PPOLearner(srl.PPO(horizon=HORIZON, minibatch=MINIBATCH, epochs=1), Stub(), 0, "cpu")
     got = []
 
-    def step(taken, state, keep, goal):
+    def gradient(policy, taken, *_):
         got.append(taken["obs"])
-        return np.zeros(len(METRICS))
+        return np.zeros(len(METRICS) - 1)
 
-    monkeypatch.setattr(learner, "_step", step)
+    monkeypatch.setattr(learner, "_gradient", gradient)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         learner.train(learner.prepare(batch), 0, lambda: False)
     touched = Counter(event.name for event in profile.events() if big(event))

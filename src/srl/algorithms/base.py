@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -212,6 +212,7 @@ class TorchLearner(Learner):
 
     optimizer: Adam | torch.optim.Optimizer
     generator: torch.Generator
+    device: str
 
     def anneal(self, lr: float, over: int, steps: int) -> float:
         """Set the learning rate, lowered linearly to 0 over ``over`` steps (0: as it is); which share is left."""
@@ -221,6 +222,13 @@ class TorchLearner(Learner):
         for group in self.optimizer.param_groups:
             group["lr"] = lr * left
         return left
+
+    def gather(self, batch: Batch, rows: Array, fields: Sequence[str]) -> dict[str, torch.Tensor]:
+        """These entries of the batch as tensors."""
+        import torch
+
+        where = torch.from_numpy(batch.positions[rows])
+        return {name: torch.from_numpy(batch.slab.flat[name]).index_select(0, where).to(self.device) for name in fields}
 
     def state(self) -> State:
         """See :class:`Learner`."""

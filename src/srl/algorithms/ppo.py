@@ -8,8 +8,9 @@ policy that really acted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -24,11 +25,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from srl.algorithms.adam import Adam
+    from srl.algorithms.team import Team
     from srl.policies.actor_critic import ActorCritic
+
+    Tensors = dict[str, Tensor]
 
 
 Pass = Callable[[Array, Array, Interrupted], bool]
 """One pass over a batch in the given order; adds to the sums of METRICS. False: it was interrupted."""
+Norm = tuple[int, float, float]
+"""Samples of a minibatch, the mean of their advantages, and what these are multiplied with."""
 METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "grad_norm")
 
 
@@ -101,13 +107,8 @@ class PPO(NetworkOptions, Algorithm):
         """See :class:`Algorithm`."""
         from srl.policies.actor_critic import ActorCritic
 
-        return ActorCritic(
-            spaces,
-            self,
-            log_std=self.log_std,
-            normalize_obs=self.normalize_obs,
-            normalize_return=self.normalize_return,
-        )
+        norms = {"normalize_obs": self.normalize_obs, "normalize_return": self.normalize_return}
+        return ActorCritic(spaces, self, log_std=self.log_std, **norms)
 
     def learner(self, spaces: Spaces, seed: int, device: str) -> PPOLearner:
         """See :class:`Algorithm`."""
@@ -142,6 +143,7 @@ class PPOLearner(TorchLearner):
 
         self.config, self.policy, self.device = config, policy, device
         self.optimizer = Adam(policy, config.lr)
+        self.team: Team[ActorCritic] | None = None
         self.generator = torch.Generator().manual_seed(seed)
         self.bonus = config.entropy
 
@@ -149,8 +151,8 @@ class PPOLearner(TorchLearner):
         """See :class:`Learner`."""
         value, valid, first = (batch.small(name) for name in ("value", "valid", "first"))
         reward, terminated, truncated = (batch.small(name)[:-1] for name in ("reward", "terminated", "truncated"))
-        discounts = self.config.gamma, self.config.lam
-        advantage, known = gae(reward, value, terminated, truncated, valid, *discounts, first)
+        ends, config = (terminated, truncated, valid), self.config
+        advantage, known = gae(reward, value, *ends, config.gamma, config.lam, first)
         targets = np.stack([advantage, advantage + value[:-1], value[:-1]])
         return Prepared(batch, known.reshape(-1), targets.reshape(3, -1))
 
@@ -161,7 +163,7 @@ class PPOLearner(TorchLearner):
         config, batch, known = self.config, prepared.batch, prepared.known
         left = self.anneal(config.lr, config.anneal_steps, steps)
         self.bonus = config.entropy * (left if config.anneal_entropy else 1.0)
-        spec, goals, norm = batch.slab.spec, prepared.targets, self.policy.return_norm
+        goals, norm = prepared.targets, self.policy.return_norm
         if norm is not None:
             scaled = norm(torch.from_numpy(goals[1:]).to(self.device)).cpu().numpy()
             goals = np.concatenate([goals[:1], scaled])
@@ -169,12 +171,8 @@ class PPOLearner(TorchLearner):
         index = np.flatnonzero(known)
         chunks = batch.chunks() if config.memory else index[None]
         small = self.policy.small()
-        one_pass: Pass
-        if small is None:
-            one_pass = self._pass(prepared, goals, chunks)
-        else:
-            fields, at = batch.slab.flat, batch.positions
-            one_pass = small.learner(self.optimizer, config, self.bonus, fields, at, goals, index).one_pass
+        given = self.optimizer, config, self.bonus, batch.slab.flat, batch.positions, goals, index
+        one_pass = small.learner(*given).one_pass if small is not None else self._pass(prepared, goals, chunks)
         sums = np.zeros(len(METRICS))
         for done in range(1, config.epochs + 1):
             order = torch.randperm(chunks.shape[1], generator=self.generator).numpy()
@@ -184,50 +182,58 @@ class PPOLearner(TorchLearner):
                 break
         # Afterwards, so that this update's ratios start at exactly 1.
         if config.normalize_obs or config.normalize_return:
-            seen = self._gather(batch, index, spec.observations)
+            seen = self.gather(batch, index, batch.slab.spec.observations)
             self.policy.observe(seen, torch.from_numpy(prepared.targets[1, index]).to(self.device))
         means = dict(zip(METRICS, (sums / max(done * len(index), 1)).tolist(), strict=True))
         return {**means, "lr": self.optimizer.param_groups[0]["lr"]}
-
-    def _gather(self, batch: Batch, rows: Array, fields: Sequence[str]) -> dict[str, Tensor]:
-        """These entries of the batch as tensors."""
-        import torch
-
-        where = torch.from_numpy(batch.positions[rows])
-        return {name: torch.from_numpy(batch.slab.flat[name]).index_select(0, where).to(self.device) for name in fields}
 
     def _pass(self, prepared: Prepared, goals: Array, chunks: Array) -> Pass:
         """Passes with autograd; ``chunks`` has the entries that stay together in its columns."""
         import torch
 
-        batch, known, memory = prepared.batch, prepared.known, bool(self.config.memory)
-        spec = batch.slab.spec
+        from srl.algorithms.team import Team
+
+        config, whole, known = self.config, prepared.batch, prepared.known
+        spec, size = whole.slab.spec, max(1, config.minibatch // len(chunks))
         wanted = tuple(name for name in dict.fromkeys((*spec.inputs, *spec.outputs)) if name != "value")
-        size = max(1, self.config.minibatch // len(chunks))
+        team = self.team = self.team or Team(self.policy, self.optimizer, divide=self.policy.own_networks)
+
+        def part(norm: Norm, policy: ActorCritic, columns: Array) -> Array:
+            rows, keep, state = chunks[:, columns].reshape(-1), None, {}
+            if config.memory:
+                keep = torch.from_numpy(np.flatnonzero(known[rows]))
+                starts = torch.from_numpy(whole.chunk_starts[columns])
+                state = {name: torch.from_numpy(whole.slab.flat[name])[starts] for name in spec.state}
+            given = self.gather(whole, rows, wanted), state, keep, goals[:, rows[known[rows]]]
+            return self._gradient(policy, *given, norm)
 
         def one_pass(order: Array, sums: Array, interrupted: Interrupted) -> bool:
             for start in range(0, len(order), size):
                 if interrupted():
                     return False
-                part = order[start : start + size]
-                rows = chunks[:, part].reshape(-1)
-                keep = torch.from_numpy(np.flatnonzero(known[rows])) if memory else None
-                starts = torch.from_numpy(batch.chunk_starts[part]) if memory else None
-                state = {name: torch.from_numpy(batch.slab.flat[name])[starts] for name in spec.state}
-                goal = goals[:, rows if keep is None else rows[keep.numpy()]]
-                sums += self._step(self._gather(batch, rows, wanted), state, keep, goal)
+                rows = chunks[:, columns := order[start : start + size]]
+                advantage = goals[0, rows[known[rows]]]
+                count, shift, scale = len(advantage), 0.0, 1.0
+                if config.normalize_advantage and count > 1:
+                    shift, scale = float(advantage.mean()), 1 / (float(advantage.std(ddof=1)) + 1e-8)
+                self.optimizer.zero_grad()
+                sums[:-1] += team.share(columns, rows.size, partial(part, (count, shift, scale)))
+                sums[-1] += self.optimizer.clip(config.max_grad_norm) * count
+                self.optimizer.step()
             return True
 
         return one_pass
 
-    def _step(self, batch: dict[str, Tensor], state: dict[str, Tensor], keep: Tensor | None, goal: Array) -> Array:
-        """One gradient step; the values of METRICS, summed over the samples."""
+    def _gradient(
+        self, policy: ActorCritic, batch: Tensors, state: Tensors, keep: Tensor | None, goal: Array, norm: Norm
+    ) -> Array:
+        """Add the gradient of these of ``norm[0]`` samples; the values of METRICS but the last, summed over them."""
         import torch
 
-        config, (advantage, returns, old) = self.config, torch.from_numpy(goal).to(self.device)
-        log_prob, entropy, value = self.policy.evaluate(batch, state, keep)
-        if config.normalize_advantage and len(value) > 1:
-            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        config, (count, shift, scale) = self.config, norm
+        advantage, returns, old = torch.from_numpy(goal).to(self.device)
+        advantage = (advantage - shift) * scale
+        log_prob, entropy, value = policy.evaluate(batch, state, keep)
         log_ratio = log_prob - (batch["log_prob"] if keep is None else batch["log_prob"][keep])
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
@@ -236,12 +242,8 @@ class PPOLearner(TorchLearner):
         if config.value_clip:
             near = old + (value - old).clamp(-config.value_clip, config.value_clip)
             square = torch.maximum(square, (near - returns).square())
-        loss = 0.5 * config.value_coef * square.mean() - objective.mean() - self.bonus * entropy.mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        length = self.optimizer.clip(config.max_grad_norm)
-        self.optimizer.step()
+        loss = 0.5 * config.value_coef * square.sum() - objective.sum() - self.bonus * entropy.sum()
+        (loss / count).backward()
         with torch.no_grad():
-            kl, outside = ratio - 1 - log_ratio, ratio != clipped
-            found = torch.stack([each.sum() for each in (-objective, 0.5 * square, entropy, kl, outside)])
-        return np.array([*found.tolist(), length * len(value)])
+            metrics = -objective, 0.5 * square, entropy, ratio - 1 - log_ratio, ratio != clipped
+            return np.array([each.sum().item() for each in metrics])
