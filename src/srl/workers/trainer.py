@@ -18,6 +18,7 @@ import numpy as np
 from srl.algorithms.base import Algorithm, Learner
 from srl.core.admission import capacity
 from srl.core.errors import TrainingError
+from srl.core.memory import keep_freed_memory
 from srl.core.seeding import derive
 from srl.core.slab import Batch
 from srl.core.specs import Arrays, Spaces
@@ -116,7 +117,8 @@ class TrainerWorker(Worker):
         self._past_due = self.plan.past_every > 0 and resume is None
         self.metrics.counters.update(steps=self.steps, updates=self.updates)
         self.source = BatchSource(self.consumer, self.learner, self.plan.batch, self._stale, self.metrics)
-        if self.plan.prefetch:
+        if self.plan.prefetch:  # a process of its own
+            keep_freed_memory()
             sys.setswitchinterval(_TURN)
             self.source.start()
         self._admit()
