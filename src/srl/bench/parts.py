@@ -230,9 +230,10 @@ def _measure(x: Experiment) -> Parts:
     ways = _ways(x, algorithm)
     found = {f"env, {way}": _time(step) / rows for way, step in ways.items()}
     spaces = x.env.make(1).spaces(AGENT)
-    played = _play(ways["SRL"], algorithm.horizon + 1)
+    vectors = x.actors.count * x.actors.ring  # what one batch of the trainer comes from
+    played = _play(ways["SRL"], vectors * (algorithm.horizon + 1))
     found["forward"] = _time(_acting(algorithm, spaces, rows, played)) / rows
-    train, batch = _training(algorithm, spaces, rows, played)
+    train, batch = _training(algorithm, spaces, vectors * rows, played)
     samples = len(batch.positions)
     found["copy"] = _time(_copying(batch, algorithm.minibatch)) / samples
     found["train"] = _time(train) / (samples * algorithm.epochs) - found["copy"]
