@@ -1,10 +1,11 @@
 """What the decoupled layout costs, and what the ring of vectors brings: training throughput of the same run in turn.
 
-python benchmarks/layouts.py [halfcheetah pong] [--rounds 3] [--seconds 20] [--warmup 10]
+python benchmarks/layouts.py [halfcheetah pong sampling] [--rounds 3] [--seconds 20] [--warmup 10]
 
 Every work is run with the policy in the actors (inline) and in a worker of its own (remote) with a ring of 1, 2 and 4
-vectors; the copies of the environment are always as many in all. Results and picture go to benchmarks/results/ and
-docs/img/.
+vectors; the copies of the environment are always as many in all. "sampling" is Pong with one actor, one policy worker
+and a trainer that learns nothing from its batches: nobody takes the time in which an actor waits for actions, so what
+the ring is for can be seen by itself. Results and picture go to benchmarks/results/ and docs/img/.
 """
 
 from __future__ import annotations
@@ -14,17 +15,38 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+from srl.algorithms.ppo import PPO, PPOLearner
 from srl.bench.machine import machine
 from srl.bench.throughput import BenchOptions, experiment, measure
+from srl.core.specs import Spaces
 from srl.experiment import Experiment
 
 ROOT = Path(__file__).parent.parent
 LAYOUTS = {"inline": ("inline", 1), "ring 1": ("remote", 1), "ring 2": ("remote", 2), "ring 4": ("remote", 4)}
+SAMPLING = "sampling"
 
 
-def layout(x: Experiment, inference: str, ring: int) -> Experiment:
-    count = 2
+class Idle(PPO):
+    """Takes batches and learns nothing from them."""
+
+    def learner(self, spaces: Spaces, seed: int, device: str) -> PPOLearner:
+        return IdleLearner(self, self.policy(spaces).to(device), seed, device)
+
+
+class IdleLearner(PPOLearner):
+    def train(self, *_: Any) -> dict[str, float]:
+        return {}
+
+
+def sampling() -> Experiment:
+    x = experiment("pong", BenchOptions())
+    ppo: Any = x.algorithms["default"]
+    return replace(x, algorithm={"default": Idle(**vars(ppo))})
+
+
+def layout(x: Experiment, inference: str, ring: int, count: int) -> Experiment:
     copies = x.actors.envs * max(x.actors.count, 1)
     actors = replace(x.actors, count=count, envs=copies // count // ring, ring=ring, inference=inference)
     return replace(x, actors=actors)
@@ -32,7 +54,7 @@ def layout(x: Experiment, inference: str, ring: int) -> Experiment:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", nargs="*", default=["halfcheetah", "pong"])
+    parser.add_argument("work", nargs="*", default=["halfcheetah", "pong", SAMPLING])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--warmup", type=float, default=10)
@@ -41,15 +63,20 @@ def main() -> None:
     for number in range(options.rounds):
         for work in options.work:
             for name, (inference, ring) in LAYOUTS.items():
-                x = layout(experiment(work, BenchOptions()), inference, ring)
+                base = sampling() if work == SAMPLING else experiment(work, BenchOptions())
+                x = layout(base, inference, ring, count=1 if work == SAMPLING else 2)
                 rates[work][name].append(measure(x, options.warmup, options.seconds))
                 print(f"{work:12} round {number + 1}, {name:8} {rates[work][name][-1]:>9,.0f} steps/s", flush=True)
         write(rates, options)
     for work, found in rates.items():
         for name, each in found.items():
-            against = [mine / other for mine, other in zip(each, found["inline"], strict=True)]
-            spread = f"{min(against):.2f}-{max(against):.2f}"
-            print(f"{work:12} {name:8} {median(each):>9,.0f} steps/s, {median(against):.2f} of inline ({spread})")
+            shares = ", ".join(share(each, found[other], other) for other in ("inline", "ring 1"))
+            print(f"{work:12} {name:8} {median(each):>9,.0f} steps/s: {shares}")
+
+
+def share(mine: list[float], others: list[float], name: str) -> str:
+    against = [one / other for one, other in zip(mine, others, strict=True)]
+    return f"{median(against):.2f} of {name} ({min(against):.2f}-{max(against):.2f})"
 
 
 def write(rates: dict[str, dict[str, list[float]]], options: argparse.Namespace) -> None:

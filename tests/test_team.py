@@ -68,6 +68,14 @@ def test_the_same_division_gives_the_same_result_to_the_bit():
     assert torch.equal(one.optimizer.flat, two.optimizer.flat)
 
 
+def test_what_a_copy_shows_goes_to_one_part(monkeypatch):
+    seen = []
+    monkeypatch.setattr(Team, "share", lambda team, entries, *_: seen.append(entries) or np.zeros(5))
+    trained(srl.PPO(horizon=16, minibatch=160, epochs=1, normalize_advantage=False), 2, updates=1)
+    copies = [np.setdiff1d(np.arange(320), [62, 82, 102])[entries] % 20 for entries in seen]  # but those not valid
+    assert len(copies) == 2 and all((np.diff(each) >= 0).all() for each in copies)
+
+
 def test_torch_has_its_threads_back_afterwards():
     trained(srl.PPO(horizon=16, minibatch=160), 2)
     assert torch.get_num_threads() == 2

@@ -208,6 +208,7 @@ class PPOLearner(TorchLearner):
             return self._gradient(policy, *given, norm)
 
         def one_pass(order: Array, sums: Array, interrupted: Interrupted) -> bool:
+            order = order[np.lexsort((chunks[0, order] % whole.wide, np.arange(len(order)) // size))]  # see Team.share
             for start in range(0, len(order), size):
                 if interrupted():
                     return False

@@ -54,6 +54,8 @@ class Team(Generic[Policy]):
         """The sum of what ``work`` returns for parts of ``entries``, which have so many samples in all.
 
         It adds to the gradients of the policy it is given; they are added to the optimizer's, in the order of parts.
+        Entries of one row of the environment should stand together: they are alike, and what repeats in a part is
+        computed once.
         """
         parts = np.array_split(entries, min(self.size, max(1, samples // _LEAST), len(entries)))
         if len(parts) == 1:

@@ -161,6 +161,11 @@ class Batch:
         steps = np.arange(spec.horizon)[:, None, None] * spec.rows
         return np.asarray(starts + steps + np.arange(spec.rows)).reshape(-1)
 
+    @property
+    def wide(self) -> int:
+        """Rows of all blocks: so many entries of :attr:`positions` make up a step."""
+        return len(self.blocks) * self.slab.spec.rows
+
     @cached_property
     def chunk_starts(self) -> Array:
         """Slab position, among the states, of every (chunk, block, row), in that order."""
@@ -172,8 +177,7 @@ class Batch:
     def chunks(self) -> Array:
         """Entries of :attr:`positions` that make up every chunk, ``[steps of a chunk, chunks * blocks * rows]``."""
         spec = self.slab.spec
-        wide = len(self.blocks) * spec.rows
-        entries = np.arange(spec.horizon * wide).reshape(-1, spec.chunk, wide)
+        entries = np.arange(spec.horizon * self.wide).reshape(-1, spec.chunk, self.wide)
         return np.ascontiguousarray(entries.swapaxes(0, 1)).reshape(spec.chunk, -1)
 
     def small(self, name: str) -> Array:
