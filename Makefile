@@ -1,6 +1,7 @@
 # make train   create the environment, install, train CartPole with a live display
 # make test    lint, types, tests
-# make bench   how close to this machine's limit training runs (20 minutes); make rivals: other libraries (hours)
+# make bench   how close to this machine's limit training runs, and streams (half an hour; RAY=PYTHON: an interpreter that
+#              has Ray, to compare with); make rivals: other libraries (hours)
 VENV ?= .venv
 PYTHON ?= python3
 SRL := $(VENV)/bin/srl
@@ -23,7 +24,7 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(SRL) bench roofline --json benchmarks/results/roofline.json --picture docs/img/roofline.png
-	$(SRL) bench streams --json benchmarks/results/streams.json
+	$(SRL) bench streams --json benchmarks/results/streams.json $(if $(RAY),--ray $(RAY))
 
 rivals: $(VENV)/.installed-dev
 	$(SRL) bench rivals --json benchmarks/results/rivals.json
