@@ -41,10 +41,16 @@ def test_one_actor_feeds_a_trainer_that_is_the_bottleneck():
 
 
 def test_a_trainer_has_as_many_threads_as_its_share_of_the_work_fills_cores():
-    assert threads_for(costs(env=1, forward=1, train=6), 64, 2) == 1  # a core is left to the actor
-    assert threads_for(costs(env=1, forward=1, train=6), 64, 16) == 12
-    assert threads_for(costs(env=38, forward=2, train=8), 64, 16) == 2
-    assert threads_for(costs(env=38, forward=2, train=1), 64, 16) == 1
+    assert threads_for(costs(env=1, forward=1, train=6, divides=True), 64, 2) == 1  # a core is left to the actor
+    assert threads_for(costs(env=1, forward=1, train=6, divides=True), 64, 16) == 12
+    assert threads_for(costs(env=38, forward=2, train=8, divides=True), 64, 16) == 2
+    assert threads_for(costs(env=38, forward=2, train=1, divides=True), 64, 16) == 1
+
+
+def test_a_large_network_is_trained_by_as_many_threads_as_its_share_takes():
+    assert threads_for(costs(env=360, forward=240, train=250), 8, 2) == 1
+    assert threads_for(costs(env=360, forward=240, train=1000), 8, 2) == 2
+    assert threads_for(costs(env=360, forward=240, train=250), 8, 16) == 5
 
 
 def test_slow_environments_get_as_many_actors_as_there_are_cores():

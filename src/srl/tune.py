@@ -17,6 +17,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def tuned(x: Experiment, plans: Sequence[Plan]) -> tuple[Experiment, str]:
         return divided(x, 1), ""
     found = obstacle(x, plans) or costs_of(x, plans[0])
     threads = trainer_threads(x, plans)
-    if not x.trainer.threads and isinstance(found, Costs) and found.divides:
+    if not x.trainer.threads and isinstance(found, Costs) and (found.divides or threads > 1):
         threads = threads_for(found, x.actors.envs // x.actors.ring, cores())
     here = Machine(cores(), threads)
     x = replace(x, trainer=replace(x.trainer, threads=threads))
@@ -86,12 +87,14 @@ def obstacle(x: Experiment, plans: Sequence[Plan]) -> str:
 
 
 def threads_for(costs: Costs, copies: int, cores: int) -> int:
-    """As many threads for the trainer as its share of all work fills whole cores.
+    """As many threads for the trainer as its share of all work fills cores.
 
-    What an actor leaves of its core is helped with besides (ADR 13); a thread of the trainer would be in its way.
+    Where what an actor leaves of its core is helped with besides (ADR 13) only whole cores count: a thread of the
+    trainer would be in its way. Else a part of a core takes a thread too.
     """
     acting = costs.env.among(copies) + costs.forward.among(copies)
-    return max(1, int(costs.train / (acting + costs.train) * cores))
+    share = costs.train / (acting + costs.train) * cores
+    return max(1, int(share) if costs.divides else ceil(share))
 
 
 def rate(costs: Costs, actors: Actors, policies: int, here: Machine, count: int) -> float:

@@ -230,10 +230,13 @@ def _measure(x: Experiment) -> Parts:
     ways = _ways(x, algorithm)
     found = {f"env, {way}": _time(step) / rows for way, step in ways.items()}
     spaces = x.env.make(1).spaces(AGENT)
-    vectors = x.actors.count * x.actors.ring  # what one batch of the trainer comes from
-    played = _play(ways["SRL"], vectors * (algorithm.horizon + 1))
+    played = _play(ways["SRL"], algorithm.horizon + 1)
     found["forward"] = _time(_acting(algorithm, spaces, rows, played)) / rows
-    train, batch = _training(algorithm, spaces, vectors * rows, played)
+    # A batch comes from all copies there are: what copies show repeats less from one to the other.
+    whole = x.actors.count * x.actors.ring * rows
+    if whole > rows:
+        played = _play(Stepping(x.env, (AGENT,), whole, algorithm), algorithm.horizon + 1)
+    train, batch = _training(algorithm, spaces, whole, played)
     samples = len(batch.positions)
     found["copy"] = _time(_copying(batch, algorithm.minibatch)) / samples
     found["train"] = _time(train) / (samples * algorithm.epochs) - found["copy"]

@@ -104,7 +104,9 @@ def one_round(x: Experiment, options: RooflineOptions) -> Round:
     x, _ = tuned(x, check(x))
     before = measure_parts(x)
     with tempfile.TemporaryDirectory(prefix="srl-bench-") as folder:
-        run(replace(x, steps=10**12), Path(folder) / "run", seconds=options.warmup + options.seconds)
+        result = run(replace(x, steps=10**12), Path(folder) / "run", seconds=options.warmup + options.seconds)
+        if result.interrupted:  # see throughput.measure
+            raise KeyboardInterrupt
         rows = [row for row in read_metrics(Path(folder) / "run") if row["time"] >= options.warmup]
     after = measure_parts(x)
     parts = {name: (cost + after[name]) / 2 for name, cost in before.items()}
