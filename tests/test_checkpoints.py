@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing
 import os
+import resource
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -41,6 +46,12 @@ def test_old_versions_go_and_tagged_ones_stay(store):
     assert store.tags() == {"latest": 8, "best": 2}
     assert store.load("best").values["version"] == 2
     assert store.load("v7").values["version"] == 7
+
+
+def rewrite(manifest, about):
+    """A manifest somebody has changed on purpose."""
+    about.pop("sha256")
+    manifest.write_text(json.dumps({**about, "sha256": checkpoints._own_digest(about)}))
 
 
 class Killed(BaseException):
@@ -83,7 +94,7 @@ def test_file_that_the_manifest_did_not_name_is_not_opened(store):
     manifest = store.folder / "v000000001" / "manifest.json"
     about = json.loads(manifest.read_text())
     about["files"]["../../elsewhere"] = about["files"]["arrays.safetensors"]
-    manifest.write_text(json.dumps(about))
+    rewrite(manifest, about)
     with pytest.raises(CheckpointError, match="damaged"):
         store.load("latest")
 
@@ -102,7 +113,117 @@ def test_pickle_in_the_place_of_arrays_is_never_run(store, tmp_path):
     (folder / "arrays.safetensors").write_bytes(payload)
     about = json.loads((folder / "manifest.json").read_text())
     about["files"]["arrays.safetensors"]["sha256"] = hashlib.sha256(payload).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps(about))
+    rewrite(folder / "manifest.json", about)
     with pytest.raises(CheckpointError, match="damaged"):
         store.load("latest")
     assert not (tmp_path / "owned").exists()
+
+
+def save_for_ever(store, pipe):
+    large = np.arange(2_000_000, dtype=np.float32)
+    for version in itertools.count(1):
+        store.save(version, "default", State({"weights": large + version}, {"version": version}))
+        pipe.send(version)
+
+
+def test_a_trainer_killed_at_any_moment_of_a_save_leaves_a_whole_checkpoint(tmp_path):
+    fork = multiprocessing.get_context("fork")
+    took = 0.1
+    for point in range(24):
+        store = CheckpointStore(tmp_path / str(point), "an experiment", keep=2)
+        ours, theirs = fork.Pipe()
+        child = fork.Process(target=save_for_ever, args=(store, theirs))
+        child.start()
+        assert ours.poll(20)
+        begin = time.monotonic()
+        if point == 0:  # how long one takes, so that the others die at 23 points of it
+            done = [ours.recv() for _ in range(4)][-1]
+            took = (time.monotonic() - begin) / 3
+        else:
+            done = ours.recv()
+            time.sleep(took * point / 23)
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        while ours.poll():
+            try:
+                done = ours.recv()
+            except EOFError:
+                break
+        warnings = []
+        found = store.load("latest", warnings.append)
+        assert found.values["version"] in (done, done + 1) and not warnings
+        assert np.array_equal(found.arrays["weights"], np.arange(2_000_000, dtype=np.float32) + found.values["version"])
+        store.save(done + 2, "default", state(done + 2))  # and its successor can go on
+        assert store.load("latest").values["version"] == done + 2
+
+
+FILES = ("arrays.safetensors", "manifest.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_bit_anywhere_is_noticed_and_the_one_before_is_loaded(store, name):
+    store.save(1, "default", state(1))
+    store.save(2, "default", state(2))
+    path = store.folder / "v000000002" / name
+    whole = path.read_bytes()
+    for place in range(0, 8 * len(whole), 37 if name == "manifest.json" else 7):
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        warnings = []
+        found = store.load("latest", warnings.append)
+        if found.values["version"] == 2:  # white space of the manifest
+            assert name == "manifest.json" and found.values == state(2).values and not warnings
+        else:
+            assert found.values["version"] == 1
+            assert len(warnings) == 1 and "going on from the one before, v1" in warnings[0]
+        with pytest.raises(CheckpointError, match="no checkpoint"):
+            store.load("v3", warnings.append)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_cut_short_is_noticed_and_the_one_before_is_loaded(store, name):
+    store.save(1, "default", state(1))
+    store.save(2, "default", state(2))
+    path = store.folder / "v000000002" / name
+    whole = path.read_bytes()
+    for length in {0, 1, len(whole) // 2, len(whole) - 2}:
+        path.write_bytes(whole[:length])
+        warnings = []
+        assert store.load("latest", warnings.append).values["version"] == 1
+        assert len(warnings) == 1 and "damaged" in warnings[0]
+    path.unlink()
+    assert store.load("latest", warnings.append).values["version"] == 1
+
+
+def test_who_asks_for_a_damaged_version_by_its_number_does_not_get_another(store):
+    store.save(1, "default", state(1))
+    store.save(2, "default", state(2))
+    (store.folder / "v000000002" / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="use --tag v1"):
+        store.load("v2", lambda _: pytest.fail("another one was loaded"))
+
+
+def test_a_full_disk_leaves_the_one_before_and_nothing_half_written(store):
+    store.save(1, "default", state(1))
+    large = State({"weights": np.zeros(200_000, np.float32)}, {"version": 2})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # writing fails half-way, as on a full disk
+        with pytest.raises(CheckpointError, match="cannot write checkpoint"):
+            store.save(2, "default", large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert sorted(os.listdir(store.folder)) == [".tags.json.lock", "tags.json", "v000000001"]
+    assert store.load("latest").values["version"] == 1
+
+
+def test_checkpoints_written_before_manifests_had_a_digest_can_be_read(store):
+    store.save(1, "default", state(1))
+    manifest = store.folder / "v000000001" / "manifest.json"
+    about = json.loads(manifest.read_text())
+    del about["sha256"]
+    manifest.write_text(json.dumps({**about, "format": "srl-checkpoint-1"}))
+    assert store.load("latest").values == state(1).values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -11,14 +12,17 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import srl
 from srl import envs
 from srl.core.errors import WorkerError
 from srl.experiment import wire
 from srl.launch.local import LocalLauncher
+from srl.launch.run import resume
 from srl.plan import check
 from srl.recipes import recipe
+from srl.services import checkpoints
 
 
 class Broken(gymnasium.Env):
@@ -123,3 +127,48 @@ def test_a_last_checkpoint_that_cannot_be_written_is_told(tmp_path):
     launcher = LocalLauncher(nodes, lambda *_: None, tmp_path / "logs", 0, 0, lambda _: None)
     with pytest.raises(WorkerError, match="trainer-default failed"):
         launcher.run(lambda: None)
+
+
+class Ear:
+    """Hears what the user is told."""
+
+    def __init__(self):
+        self.said = []
+
+    def write(self, row):
+        pass
+
+    def say(self, text):
+        self.said.append(text)
+
+    def close(self):
+        pass
+
+
+def test_a_full_disk_does_not_end_training_and_the_user_is_told(tmp_path, monkeypatch):
+    tries, ear = [], Ear()
+
+    def full_twice(arrays, path):
+        tries.append(path)
+        if len(tries) <= 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save_file(arrays, path)
+
+    monkeypatch.setattr(checkpoints, "save_file", full_twice)
+    x = small(steps=20_000, launcher="inline", trainer=srl.Trainer(checkpoint_seconds=0.01))
+    result = x.run(tmp_path / "run", quiet=True, sinks=[ear])
+    assert result.steps >= 20_000 and len(tries) > 2
+    assert len([text for text in ear.said if "No space left on device; training goes on" in text]) == 2
+    assert srl.evaluate(tmp_path / "run", episodes=1).version > 0
+
+
+def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(tmp_path):
+    run_dir, ear = tmp_path / "run", Ear()
+    x = small(steps=6000, launcher="inline", trainer=srl.Trainer(checkpoint_seconds=0.01))
+    x.run(run_dir, quiet=True)
+    *_, before, last = sorted((run_dir / "checkpoints" / "default").glob("v*"))
+    arrays = last / "arrays.safetensors"
+    arrays.write_bytes(arrays.read_bytes()[:-1])
+    result = resume(run_dir, steps=12_000, sinks=[ear])
+    assert result.steps >= 12_000
+    assert any(f"{last} is damaged" in text and f"v{int(before.name[1:])}" in text for text in ear.said)

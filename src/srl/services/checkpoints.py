@@ -6,7 +6,7 @@ A checkpoint is a folder ``v<version>`` that appears by one rename when it is co
         tags.json             {"latest": 812, "best": 640}
         v000000812/
             arrays.safetensors
-            manifest.json     format, policy, values (counters, …), sha256 and size of each file
+            manifest.json     format, policy, values (counters, …), sha256 and size of each file, and of itself
 
 Old versions without a tag are removed, all but the newest few.
 """
@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,9 @@ from safetensors.numpy import load_file, save_file
 from srl.core.errors import CheckpointError
 from srl.core.worker import State
 
-FORMAT = "srl-checkpoint-1"
+FORMAT = "srl-checkpoint-2"
+_OLDER = "srl-checkpoint-1"
+"""Has no digest of the manifest itself."""
 _ARRAYS, _MANIFEST, _TAGS = "arrays.safetensors", "manifest.json", "tags.json"
 
 
@@ -45,9 +47,21 @@ class CheckpointStore:
 
     def save(self, version: int, policy: str, state: State) -> None:
         """Write ``state`` as ``version`` and tag it ``latest``."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         target = self._path(version)
         partial = self.folder / f".partial-{target.name}"
+        try:
+            self._write(partial, version, policy, state)
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+            _sync(self.folder)
+            self.tag("latest", version)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(partial, ignore_errors=True)  # a full disk needs the room
+            raise CheckpointError(f"cannot write checkpoint {target}: {error}") from error
+        self._collect_garbage()
+
+    def _write(self, partial: Path, version: int, policy: str, state: State) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         save_file(
@@ -62,21 +76,22 @@ class CheckpointStore:
             "values": state.values,
             "files": {_ARRAYS: {"sha256": _digest(partial / _ARRAYS), "bytes": (partial / _ARRAYS).stat().st_size}},
         }
-        (partial / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+        (partial / _MANIFEST).write_text(json.dumps({**manifest, "sha256": _own_digest(manifest)}, indent=1))
         _sync(partial / _MANIFEST)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-        _sync(self.folder)
-        self.tag("latest", version)
-        self._collect_garbage()
 
-    def load(self, tag: str = "latest") -> State:
-        """The state tagged ``tag`` (or of version ``v123``), checked."""
+    def load(self, tag: str = "latest", warn: Callable[[str], None] | None = None) -> State:
+        """The state tagged ``tag`` (or of version ``v123``), checked.
+
+        If the latest is damaged and somebody is there to be warned, it is the newest good one instead.
+        """
         version = self.resolve(tag)
         try:
             return self._read(version)
         except CheckpointError as error:
             good = next((v for v in sorted(self.versions(), reverse=True) if v != version and self._is_good(v)), None)
+            if good is not None and tag == "latest" and warn is not None:
+                warn(f"{error}; going on from the one before, v{good}")
+                return self._read(good)
             hint = f"; the newest good one is v{good}, use --tag v{good}" if good is not None else ""
             raise CheckpointError(f"{error}{hint}") from error
 
@@ -138,8 +153,10 @@ class CheckpointStore:
     def _manifest(self, path: Path) -> dict[str, Any]:
         try:
             manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
-            if manifest["format"] != FORMAT:
+            if manifest["format"] not in (FORMAT, _OLDER):
                 raise CheckpointError(f"checkpoint {path} has the unknown format {manifest['format']!r}")
+            if manifest["format"] == FORMAT and manifest.pop("sha256") != _own_digest(manifest):
+                raise CheckpointError(f"checkpoint {path} is damaged: {_MANIFEST} does not have the recorded content")
             manifest["files"][_ARRAYS]["sha256"], manifest["values"], manifest["experiment"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"checkpoint {path} is damaged: {_MANIFEST} cannot be read ({error})") from error
@@ -157,6 +174,10 @@ class CheckpointStore:
         for version in self.versions()[: -self.keep]:
             if version not in tagged:
                 shutil.rmtree(self._path(version), ignore_errors=True)
+
+
+def _own_digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:

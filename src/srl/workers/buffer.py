@@ -142,7 +142,7 @@ class ReplayBuffer(BufferWorker):
         self.held: dict[int, Full] = {}
         self.inserted = self.drawn = self.untold = 0
         if self.checkpoints is not None and self.checkpoints.versions() and (self.resume or self.restarted):
-            self._load_store(self.checkpoints.load("latest"))
+            self._load_store(self.checkpoints.load("latest", self.metrics.notes.append))
 
     def owed(self, blocks: int = 0, batches: int = 0) -> float:
         """Samples that should have been drawn and were not, if so many more blocks had come and batches gone."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from srl.algorithms.base import Algorithm, Learner
 from srl.core.admission import capacity
-from srl.core.errors import TrainingError
+from srl.core.errors import CheckpointError, TrainingError
 from srl.core.memory import keep_freed_memory
 from srl.core.seeding import derive
 from srl.core.slab import Batch
@@ -108,7 +108,7 @@ class TrainerWorker(Worker):
         if self.restarted and self.checkpoints is not None and self.checkpoints.versions():
             resume = "latest"
         if resume is not None and self.checkpoints is not None:
-            self._restore(self.checkpoints.load(resume))
+            self._restore(self.checkpoints.load(resume, self.metrics.notes.append))
         self.version = max(self.version, self.writer.version + 1)  # versions never go backwards
         self._publish(arrays_of(self.learner.policy))
         self.before = self.learner.state()
@@ -134,7 +134,7 @@ class TrainerWorker(Worker):
         trained = self._train(*ready)
         due = min(self.plan.checkpoint_seconds, _FIRST_SAVE) if self._saved < 0 else self.plan.checkpoint_seconds
         if time.monotonic() - self._saved_at >= due:
-            self.save()
+            self._try_to_save()
         return Progress(trained, done=self.steps >= self.plan.steps)
 
     def _train(self, batch: Batch, prepared: Any, taken: list[Full]) -> int:
@@ -238,6 +238,15 @@ class TrainerWorker(Worker):
     def _abandon(self) -> bool:
         since = self.ending()
         return since is not None and time.monotonic() - since > _PATIENCE
+
+    def _try_to_save(self) -> None:
+        """Save; if that is not possible now say so and go on: the disk may be full only for a while."""
+        try:
+            self.save()
+        except CheckpointError as error:
+            self._saved_at = time.monotonic()
+            self.metrics.notes.append(f"{error}; training goes on, the next try is when the next checkpoint is due")
+            self.metrics.add("unsaved")
 
     def save(self) -> None:
         """Write a checkpoint of the last whole update."""
