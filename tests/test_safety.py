@@ -58,14 +58,14 @@ def test_no_unsafe_loader_but_for_the_controllers_own_children():
                 name = called if called in ("eval", "exec", "torch.load", "yaml.load", "np.load", "numpy.load") else ""
             if name:
                 found.add(f"{path.relative_to(SOURCE)}: {name}")
-    # The controller hands a node to the process it has just forked, over that process's own pipe.
-    assert found == {"launch/child.py: pickle", "launch/local.py: pickle"}
+    # The controller hands a node to the process it has just forked, over that process's own pipe, or to Ray.
+    assert found == {"launch/child.py: pickle", "launch/local.py: pickle", "launch/ray.py: pickle"}
 
 
-def test_only_the_tcp_transport_opens_sockets_and_only_on_loopback():
-    from srl.streams import sockets
+def test_only_the_tcp_transport_opens_sockets_and_only_on_loopback_unless_told_otherwise():
+    from srl.services.network import Network
 
-    assert sockets.ADDRESS == "127.0.0.1"
+    assert Network().address == "127.0.0.1"
     users = {str(path.relative_to(SOURCE)) for path in FILES if ".bind(" in path.read_text()}
     assert users == {
         "streams/sockets.py",

@@ -12,6 +12,7 @@ from stream_peers import SILENCE, SPEC, Peer, eventually
 from srl.core.memory import Doorbell
 from srl.core.slab import Slab
 from srl.services.names import FileNames
+from srl.services.network import Keys, Network
 from srl.streams import sockets
 from srl.streams.frames import Header, encode, stream_id
 from srl.streams.inference import InferenceBoard
@@ -34,14 +35,16 @@ def impatient(monkeypatch):
     monkeypatch.setattr(sockets, "SILENCE", SILENCE)
 
 
-@pytest.fixture(params=["inline", "shm", "tcp"])
+@pytest.fixture(params=["inline", "shm", "tcp", "tcp with keys"])
 def transport(request):
-    return request.param
+    return request.param.removesuffix(" with keys")
 
 
 @pytest.fixture
-def names(tmp_path):
-    return FileNames(tmp_path / "names")
+def names(request, tmp_path):
+    asked = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    keys = Keys.make() if asked.get("transport") == "tcp with keys" else None
+    return FileNames(tmp_path / "names", Network(keys=keys))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import zmq
 
 from srl.core.errors import SrlError
 from srl.core.specs import Array
-from srl.streams.sockets import ADDRESS
+from srl.services.network import LOOPBACK
 
 _PATIENCE = 30.0
 """Seconds after which a measurement that has not ended is given up."""
@@ -225,7 +225,7 @@ def listener(kind: int, messages: int = 1000) -> zmq.Socket[bytes]:
     """A ZeroMQ socket for a yardstick that listens on loopback, as the streams do, and queues so many messages."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.set_hwm(messages)
-    socket.bind(f"tcp://{ADDRESS}:*")
+    socket.bind(f"tcp://{LOOPBACK}:*")
     return socket
 
 

@@ -1,7 +1,8 @@
-"""ZeroMQ sockets as SRL uses them: bounded, never blocking, on loopback only, and clients that find their server again.
+"""ZeroMQ sockets as SRL uses them: bounded, never blocking, and clients that find their server again.
 
-A client asks the name service where its server is and asks again whenever the server has been silent for a while: a
-restarted server listens on another port.
+Where they listen and whom they let in is the network's business (:mod:`srl.services.network`). A client asks the name
+service where its server is and asks again whenever the server has been silent for a while: a restarted server listens
+on another port.
 """
 
 from __future__ import annotations
@@ -15,26 +16,54 @@ import zmq
 
 from srl.core.errors import ConfigError, DecodeError
 from srl.core.memory import Doorbell
-from srl.services.names import FileNames
+from srl.services.names import Names
+from srl.services.network import Network
 from srl.streams.frames import Header, decode, encode, stream_id
 
-ADDRESS = "127.0.0.1"
 SILENCE = 1.0
 """Seconds without a word from the server after which a client asks again."""
 
 
-def listen(names: FileNames, name: str, port: int, max_bytes: int) -> zmq.Socket[bytes]:
+_HEARTBEAT, _LOST = 2000, 6000
+"""Milliseconds between signs of life, and without one until a connection is made anew: a cut network may not say so."""
+
+
+def listen(names: Names, name: str, port: int, max_bytes: int) -> zmq.Socket[bytes]:
     """A server socket, entered in the name service. Frames above ``max_bytes`` cut the peer's connection."""
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, max(max_bytes, 1024))
+    socket = bind(names.network, name, port, max_bytes)
+    names.add(name, socket.getsockopt_string(zmq.LAST_ENDPOINT))
+    return socket
+
+
+def bind(network: Network, name: str, port: int, max_bytes: int) -> zmq.Socket[bytes]:
+    """A server socket of ``network``."""
+    socket = _socket(network, zmq.ROUTER, max_bytes)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
+    network.protect_server(socket)
     try:
-        socket.bind(f"tcp://{ADDRESS}:{port or '*'}")
+        socket.bind(f"tcp://{network.address}:{port or '*'}")
     except zmq.ZMQError as error:
         socket.close()
-        raise ConfigError(f"cannot listen on TCP port {port} for {name}: {error}; choose another port") from error
-    names.add(name, socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        raise ConfigError(
+            f"cannot listen on {network.address}, TCP port {port or '(any)'}, for {name}: {error}; choose another port"
+        ) from error
+    return socket
+
+
+def connect(network: Network, endpoint: str, max_bytes: int) -> zmq.Socket[bytes]:
+    """A client's socket to a server of ``network``."""
+    socket = _socket(network, zmq.DEALER, max_bytes)
+    network.protect_client(socket)
+    socket.connect(endpoint)
+    return socket
+
+
+def _socket(network: Network, kind: int, max_bytes: int) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, max(max_bytes, 1024) + network.overhead)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _LOST)
     return socket
 
 
@@ -113,7 +142,7 @@ class ServerThread:
 class ServerLink:
     """A client's connection to the server of a given name."""
 
-    def __init__(self, names: FileNames, name: str, max_bytes: int) -> None:
+    def __init__(self, names: Names, name: str, max_bytes: int) -> None:
         self.names, self.name, self.stream, self.max_bytes = names, name, stream_id(name), max_bytes
         self.socket: zmq.Socket[bytes] | None = None
         self.rejected = 0
@@ -130,12 +159,9 @@ class ServerLink:
         if endpoint is not None and endpoint != self._endpoint:
             self.close()
             self._endpoint = endpoint
-            self.socket = zmq.Context.instance().socket(zmq.DEALER)
-            self.socket.setsockopt(zmq.LINGER, 0)
-            self.socket.setsockopt(zmq.MAXMSGSIZE, max(self.max_bytes, 1024))
+            self.socket = connect(self.names.network, endpoint, self.max_bytes)
             # What is tracked must not be copied, however small.
-            self.socket.copy_threshold = 0  # type: ignore[assignment]
-            self.socket.connect(endpoint)
+            self.socket.copy_threshold = 0
         return self.socket is not None
 
     def send(self, header: Header, arrays: Any = (), *, track: bool = False) -> Any:

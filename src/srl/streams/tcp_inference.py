@@ -14,7 +14,7 @@ import zmq
 from srl.core.errors import DecodeError
 from srl.core.slab import KEEP, PEEK, PLAIN, BlockSpec, Slab
 from srl.core.specs import Array, Arrays
-from srl.services.names import FileNames
+from srl.services.names import Names
 from srl.streams.frames import Header, decode, encode, payload, stream_id
 from srl.streams.inference import mark, read_rows, write_rows, write_step
 from srl.streams.protocols import Requests
@@ -24,7 +24,7 @@ from srl.streams.sockets import ServerLink, listen, receive
 class TcpInference:
     """An inference stream for ``clients`` client slots and ``servers`` policy workers."""
 
-    def __init__(self, name: str, names: FileNames, spec: BlockSpec, clients: int, servers: int, port: int = 0) -> None:
+    def __init__(self, name: str, names: Names, spec: BlockSpec, clients: int, servers: int, port: int = 0) -> None:
         self.name, self.names, self.clients, self.servers, self.port = name, names, clients, servers, port
         self.spec = BlockSpec(spec.fields, 0, spec.rows)
         self.inputs, self.outputs, self.state = spec.inputs, spec.outputs, spec.state

@@ -11,7 +11,7 @@ from typing import Any
 
 from srl.core.errors import DecodeError, StreamError
 from srl.core.specs import Arrays
-from srl.services.names import FileNames
+from srl.services.names import Names
 from srl.streams.frames import Header
 from srl.streams.parameters import BoardReader, BoardWriter, ParameterBoard
 from srl.streams.sockets import ServerLink, ServerThread, listen
@@ -23,7 +23,7 @@ MAX_BYTES = 2**33
 class TcpParameters:
     """A parameter stream over TCP."""
 
-    def __init__(self, name: str, names: FileNames, port: int = 0) -> None:
+    def __init__(self, name: str, names: Names, port: int = 0) -> None:
         self.name, self.names, self.port = name, names, port
 
     def writer(self) -> TcpWriter:
@@ -42,6 +42,7 @@ class TcpWriter(BoardWriter):
         super().__init__(ParameterBoard(shared=False))
         # The board dies with this process, and readers keep what it published: its successor must go on above that.
         self._mark = stream.names.counter(stream.name)
+        self._version = int(self._mark[0])
         socket = listen(stream.names, stream.name, stream.port, 1024)
         self._server = ServerThread(socket, stream.name, self._handle, self._answer)
         self._waiting: dict[bytes, int] = {}
@@ -56,13 +57,13 @@ class TcpWriter(BoardWriter):
     @property
     def version(self) -> int:
         """See :class:`~srl.streams.protocols.ParameterWriter`."""
-        return int(self._mark[0])
+        return self._version
 
     def publish(self, arrays: Arrays, version: int) -> None:
         """See :class:`~srl.streams.protocols.ParameterWriter`."""
         self._server.check()
         super().publish(arrays, version)
-        self._mark[0] = version
+        self._mark[0] = self._version = version
         self._server.bell.ring()
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from srl.core.errors import DecodeError, StreamClosed, StreamError
 from srl.core.slab import BlockSpec, Slab
-from srl.services.names import FileNames
+from srl.services.names import Names
 from srl.streams.frames import Header, payload
 from srl.streams.protocols import Full, Grant
 from srl.streams.samples import BoardConsumer, BoardProducer, SampleBoard
@@ -29,9 +29,7 @@ STAGING = 3
 class TcpSamples:
     """A sample stream of ``blocks`` blocks for ``producers`` remote producers."""
 
-    def __init__(
-        self, name: str, names: FileNames, spec: BlockSpec, blocks: int, producers: int, port: int = 0
-    ) -> None:
+    def __init__(self, name: str, names: Names, spec: BlockSpec, blocks: int, producers: int, port: int = 0) -> None:
         self.name, self.names, self.spec, self.blocks = name, names, spec, blocks
         self.producers, self.port = producers, port
 
