@@ -44,7 +44,7 @@ $(VENV)/.installed: $(VENV)/bin/pip $(SOURCES)
 
 $(VENV)/.installed-dev: $(VENV)/bin/pip $(SOURCES)
 	@echo "installing SRL and its development tools into $(VENV), which takes a minute or two …"
-	@$(VENV)/bin/pip install --quiet --editable '.[atari,mujoco,multiagent,video,onnx,wandb,prometheus,dev]'
+	@$(VENV)/bin/pip install --quiet --editable '.[atari,mujoco,multiagent,ray,video,onnx,wandb,prometheus,dev]'
 	@touch $@ $(VENV)/.installed
 
 clean:

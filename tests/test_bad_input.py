@@ -82,7 +82,8 @@ def run_dir(finished_run, tmp_path):
         (["train", "cartpole", "--ppo.learning-rate", "1"], ["--ppo.learning-rate"]),
         (["train", "cartpole", "--steps", "many"], ["--steps", "many"]),
         (["train", "cartpole", "--steps"], ["--steps"]),
-        (["train", "cartpole", "--launcher", "cluster"], ["--launcher", "local"]),
+        (["train", "cartpole", "--launcher", "cluster"], ["launcher must be one of", "local"]),
+        (["train", "cartpole", "--on", "slurm://here"], ["launcher must be one of", "ray"]),
         (["train", "cartpole", "--transport", "pigeon"], ["--transport", "tcp"]),
         (["train", "cartpole", "--steps", "0"], ["steps must be at least 1"]),
         (["train", "cartpole", "--seed", "-1"], ["seed must be at least 0"]),
@@ -168,10 +169,9 @@ def versions(run_dir):
     return sorted((run_dir / "checkpoints" / "default").glob("v*"))
 
 
-@pytest.mark.parametrize("command", ["resume", "eval"])
 @pytest.mark.parametrize("file", ["arrays.safetensors", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_damaged_checkpoint_is_refused_and_the_good_one_offered(refused, run_srl, run_dir, command, file, damage):
+def test_damaged_checkpoint_is_refused_and_the_good_one_offered(refused, run_srl, run_dir, file, damage):
     good, bad = versions(run_dir)
     path = bad / file
     content = bytearray(path.read_bytes())
@@ -182,7 +182,7 @@ def test_damaged_checkpoint_is_refused_and_the_good_one_offered(refused, run_srl
         path.write_bytes(content[: len(content) // 2])
     else:
         path.unlink()
-    line = refused(command, run_dir, *(["--steps", "1000"] if command == "resume" else []))
+    line = refused("eval", run_dir)
     assert "damaged" in line
     offered = f"--tag v{int(good.name[1:])}"
     assert offered in line

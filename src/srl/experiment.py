@@ -23,7 +23,7 @@ from srl.core.worker import Worker
 from srl.envs.base import EnvConfig
 from srl.plan import Plan, checkpoint_store, opponent_store, settled
 from srl.services.checkpoints import CheckpointStore
-from srl.services.names import FileNames
+from srl.services.names import FileNames, Names
 from srl.streams.combine import NullSamples, TeeSamples
 from srl.streams.inference import InferenceBoard
 from srl.streams.parameters import ParameterBoard
@@ -63,6 +63,14 @@ class Actors:
     """inline: the policy sits in the actor. remote: in policy workers, which batch what several actors ask."""
     memory_mb: int = 0
     """An actor that holds more memory than this is started anew, for environments that leak (0: no limit)."""
+    most: int = 0
+    """Actors there may be at any time, if srl scale is to add some while the run goes on (0: count)."""
+    cpus: float = 1.0
+    """Processor cores one actor is counted for on a cluster."""
+    gpus: float = 0.0
+    """GPUs one actor is counted for on a cluster."""
+    on: str = ""
+    """Labels of the hosts they may be on, such as role=actor (for Ray; default: any)."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,12 @@ class Policies:
     """Policy workers of each policy."""
     threads: int = 1
     """Threads of one policy worker."""
+    cpus: float = 1.0
+    """Processor cores one policy worker is counted for on a cluster."""
+    gpus: float = 0.0
+    """GPUs one policy worker is counted for on a cluster."""
+    on: str = ""
+    """Labels of the hosts they may be on, such as role=policy (for Ray; default: any)."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,12 @@ class Trainer:
     """Updates between two versions kept for opponents to play (0: 20 if there are opponents, else none)."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """What to do about an update that gives NaN or Inf: end the run, or skip the batch."""
+    cpus: float = 1.0
+    """Processor cores one trainer is counted for on a cluster."""
+    gpus: float = 0.0
+    """GPUs one trainer is counted for on a cluster."""
+    on: str = ""
+    """Labels of the hosts it may be on, such as role=trainer (for Ray; default: any)."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +155,9 @@ class Experiment:
     steps: int = 1_000_000
     """Agent steps to train on."""
     seed: int = 1
-    launcher: Literal["inline", "local"] = "local"
-    """inline: all workers in this process, in turn, deterministic. local: one process each."""
+    launcher: str = "local"
+    """inline: all workers in this process, in turn, deterministic. local: one process each. ray or ray://address: on
+    the hosts of a Ray cluster."""
     transport: Literal["auto", "shm", "tcp"] = "auto"
     """auto: the best for where the workers are. shm or tcp: that one."""
     port: int = 0
@@ -171,18 +192,25 @@ class Node:
     worker: type[Worker]
     name: str
     arguments: dict[str, Any]
+    spare: bool = False
+    """Whether it is started only when it is asked for."""
 
     def build(self) -> Worker:
         """Make the worker. Done in the process it will live in."""
         return self.worker(name=self.name, **self.arguments)
 
 
-def wire(x: Experiment, plans: Sequence[Plan], run_dir: Path, resume: str | None) -> list[Node]:
-    """The graph: every stream is made here and handed to the workers it joins. Actors first, trainers after buffers."""
+def wire(
+    x: Experiment, plans: Sequence[Plan], run_dir: Path, resume: str | None, names: Names | None = None
+) -> list[Node]:
+    """The graph: every stream is made here and handed to the workers it joins. Actors first, trainers after buffers.
+
+    With ``names`` of a network that spans hosts, workers may be on any of them.
+    """
     x = settled(x)
-    make = Streams(x, run_dir)
+    make = Streams(x, run_dir, names)
     threads = trainer_threads(x, plans)
-    routes: list[list[Route]] = [[] for _ in range(x.actors.count)]
+    routes: list[list[Route]] = [[] for _ in range(make.actors)]
     policies: list[Node] = []
     buffers: list[Node] = []
     trainers: list[Node] = []
@@ -194,7 +222,7 @@ def wire(x: Experiment, plans: Sequence[Plan], run_dir: Path, resume: str | None
         sink = make.sink(plan, samples)
         if plan.opponent is not None:
             store = opponent_store(plan, plans, run_dir)
-            for i in range(x.actors.count):
+            for i in range(make.actors):
                 seat = {**common, "store": store, "seed": derive(x.seed, name, i), "clients": make.slots, "rows": rows}
                 against = OpponentInference(plan.opponent, **seat)
                 routes[i].append(Route(name, plan.agents, against, sink))
@@ -220,25 +248,30 @@ def wire(x: Experiment, plans: Sequence[Plan], run_dir: Path, resume: str | None
             for i in range(x.policies.count):
                 served = {"index": i, "inference": inference, "seed": x.seed, "threads": x.policies.threads}
                 policies.append(Node(PolicyWorker, f"policy-{name}-{i}", {**hosted, **served}))
-        for i in range(x.actors.count):
+        for i in range(make.actors):
             if x.actors.inference == "inline":
                 seed = derive(x.seed, "inference", name, i)
                 inference = InlineInference(**hosted, seed=seed, threads=1 if make.shared else threads)
             routes[i].append(Route(name, plan.agents, inference, sink))
 
     acting = {"env": x.env, "copies": x.actors.envs, "ring": x.actors.ring, "seed": x.seed}
-    actors = [Node(ActorWorker, f"actor-{i}", {"index": i, "routes": routes[i], **acting}) for i in range(len(routes))]
+    actors = [
+        Node(ActorWorker, f"actor-{i}", {"index": i, "routes": each, **acting}, spare=i >= x.actors.count)
+        for i, each in enumerate(routes)
+    ]
     return [*actors, *policies, *buffers, *trainers, *evaluators(x, plans, run_dir)]
 
 
 class Streams:
     """Makes streams over the transport that suits where the workers are."""
 
-    def __init__(self, x: Experiment, run_dir: Path) -> None:
+    def __init__(self, x: Experiment, run_dir: Path, names: Names | None) -> None:
         self.x, self.run_dir = x, run_dir
         self.shared = x.launcher != "inline"
-        self.names = FileNames(run_dir / "names")
-        bells = [Doorbell() for _ in range(x.actors.count)]  # one wakes an actor, whatever it waits for
+        self.tcp = names is not None or x.transport == "tcp"
+        self.names: Names = names or FileNames(run_dir / "names")
+        self.actors = max(x.actors.count, x.actors.most)
+        bells = [Doorbell() for _ in range(self.actors)]  # one wakes an actor, whatever it waits for
         self.bells = [bell for bell in bells for _ in range(x.actors.ring)]
         self.slots = len(self.bells)
         self._ports = itertools.count(x.port) if x.port else itertools.repeat(0)
@@ -246,7 +279,7 @@ class Streams:
     def samples(self, name: str, spec: BlockSpec, blocks: int, bells: Sequence[Doorbell] = ()) -> SampleStream:
         """A sample stream from the actors, or from whoever waits for ``bells``."""
         bells = bells or self.bells
-        if self.x.transport != "tcp":
+        if not self.tcp:
             return SampleBoard(spec, blocks, bells, shared=self.shared)
         from srl.streams.tcp_samples import TcpSamples
 
@@ -264,7 +297,7 @@ class Streams:
 
     def parameters(self, name: str) -> ParameterStream:
         """A parameter stream."""
-        if self.x.transport != "tcp":
+        if not self.tcp:
             return ParameterBoard(shared=self.shared)
         from srl.streams.tcp_parameters import TcpParameters
 
@@ -273,7 +306,7 @@ class Streams:
     def inference(self, name: str, sink: SampleStream, spec: BlockSpec) -> InferenceStream:
         """An inference stream for observations that lie in the blocks of ``sink``."""
         servers = self.x.policies.count
-        if self.x.transport != "tcp":
+        if not self.tcp:
             slab = (sink.streams[0] if isinstance(sink, TeeSamples) else sink).slab  # type: ignore[attr-defined]
             return InferenceBoard(slab, self.bells, servers, shared=self.shared)
         from srl.streams.tcp_inference import TcpInference

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from srl.experiment import Experiment
 
 TRANSPORTS = ("auto", "shm", "tcp")
-LAUNCHERS = ("inline", "local")
+LAUNCHERS = ("inline", "local", "ray")
 INFERENCE = ("inline", "remote")
 RULES = ("latest", "uniform", "prioritized")
 
@@ -129,9 +129,10 @@ def _plan(x: Experiment, policy: str, agents: tuple[str, ...], spaces: Spaces, r
     block = algorithm.block(spaces, rows or x.actors.envs * len(agents))
     slots, replay = x.actors.count * x.actors.ring, algorithm.replay()
     batch = x.trainer.batch or slots
-    slab = x.trainer.slab or max((min(algorithm.max_staleness, 2) + 1) * batch, slots)
+    most = max(x.actors.most, x.actors.count) * x.actors.ring
+    slab = x.trainer.slab or max((min(algorithm.max_staleness, 2) + 1) * batch, most)
     if replay is not None and replay.kind != "fifo":
-        batch, slab = 1, blocks_kept(block, replay) + 2 * slots
+        batch, slab = 1, blocks_kept(block, replay) + 2 * most
     if batch > slab:
         raise ConfigError(f"trainer.batch {batch} is larger than the slab of {slab} blocks; raise trainer.slab")
     algorithm.check(spaces, batch * block.horizon * block.rows)
@@ -176,7 +177,7 @@ def _check_flows(plans: Sequence[Plan]) -> None:
 
 def _check_choices(x: Experiment) -> None:
     choices = (
-        ("launcher", x.launcher, LAUNCHERS),
+        ("launcher", x.launcher.split("://")[0], LAUNCHERS),
         ("transport", x.transport, TRANSPORTS),
         ("actors.inference", x.actors.inference, INFERENCE),
         ("trainer.device", x.trainer.device.split(":")[0], ("auto", "cpu", "cuda", "mps")),
@@ -190,6 +191,7 @@ def _check_choices(x: Experiment) -> None:
         ("actors.count", x.actors.count, 0),
         ("actors.envs", x.actors.envs, 1),
         ("actors.ring", x.actors.ring, 1),
+        ("actors.most", x.actors.most, 0),
         ("policies.count", x.policies.count, 1),
         ("policies.threads", x.policies.threads, 1),
         ("trainer.batch", x.trainer.batch, 0),
@@ -197,6 +199,8 @@ def _check_choices(x: Experiment) -> None:
         ("trainer.threads", x.trainer.threads, 0),
         ("trainer.past_every", x.trainer.past_every, 0),
         ("actors.memory_mb", x.actors.memory_mb, 0),
+        *((f"{name}.cpus", getattr(x, name).cpus, 0) for name in ("actors", "policies", "trainer")),
+        *((f"{name}.gpus", getattr(x, name).gpus, 0) for name in ("actors", "policies", "trainer")),
         ("evaluator.count", x.evaluator.count, 0),
         ("evaluator.episodes", x.evaluator.episodes, 1),
         ("steps", x.steps, 1),
@@ -207,5 +211,11 @@ def _check_choices(x: Experiment) -> None:
     for name, number, least in numbers:
         if number < least:
             raise ConfigError(f"{name} must be at least {least}, got {number}")
+    if "://" in x.launcher and not x.launcher.startswith("ray://"):
+        raise ConfigError(f"only Ray clusters have an address, as in ray://10.0.0.1:6379, got {x.launcher!r}")
+    if x.launcher.startswith("ray") and x.transport == "shm":
+        raise ConfigError("workers on several hosts share no memory; leave out transport=shm")
+    if x.launcher == "inline" and x.actors.most > x.actors.count:
+        raise ConfigError("the inline launcher cannot add actors; leave out actors.most")
     if x.launcher == "inline" and x.transport != "auto":
         raise ConfigError(f"the inline launcher has no transport to choose; leave out transport={x.transport}")

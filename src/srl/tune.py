@@ -52,10 +52,11 @@ class Machine:
     """Of the trainer."""
 
 
-def tuned(x: Experiment, plans: Sequence[Plan]) -> tuple[Experiment, str]:
+def tuned(x: Experiment, plans: Sequence[Plan], all_cores: int = 0) -> tuple[Experiment, str]:
     """``x`` with every number of its layout chosen, and one line that says what was chosen and why.
 
-    What the user has chosen stays, and then the line is empty. ``plans`` are those of a single actor.
+    What the user has chosen stays, and then the line is empty. ``plans`` are those of a single actor; ``all_cores`` are
+    those of all hosts, if there are several like this one.
     """
     if x.actors.count:
         return x, ""
@@ -65,7 +66,7 @@ def tuned(x: Experiment, plans: Sequence[Plan]) -> tuple[Experiment, str]:
     threads = trainer_threads(x, plans)
     if not x.trainer.threads and isinstance(found, Costs) and (found.divides or threads > 1):
         threads = threads_for(found, x.actors.envs // x.actors.ring, cores())
-    here = Machine(cores(), threads)
+    here = Machine(all_cores or cores(), threads)
     x = replace(x, trainer=replace(x.trainer, threads=threads))
     if isinstance(found, str):
         x = divided(x, 1)

@@ -31,8 +31,8 @@ class TrainOptions:
     """With --env: ppo, dqn, or module:Class of one's own. Its options follow below."""
     steps: int = 1_000_000
     """Agent steps to train on."""
-    launcher: Literal["inline", "local"] = "local"
-    """inline: all workers in this process, in turn, deterministic. local: one process each."""
+    launcher: Annotated[str, tyro.conf.arg(metavar="inline|local|ray|ray://ADDRESS", aliases=["--on"])] = "local"
+    """inline: all workers in this process, in turn, deterministic. local: one process each. ray: on a Ray cluster."""
     transport: Literal["auto", "shm", "tcp"] = "auto"
     """auto: the best for where the workers are. shm or tcp: that one."""
     port: int = 0
@@ -60,7 +60,8 @@ class TrainOptions:
 def train(arguments: Sequence[str]) -> int:
     """Entry point of ``srl train``."""
     # Where no process, or not every one, will need torch it is not imported for all.
-    light = {"-h", "--help"} & set(arguments) or any("remote" in each or "inline" in each for each in arguments)
+    elsewhere = ("remote", "inline", "ray")
+    light = {"-h", "--help"} & set(arguments) or any(word in each for each in arguments for word in elsewhere)
     with contextlib.nullcontext() if light else workers_prepared("torch"):
         x, options = _experiment(_actors_in_short(_recipe_first(arguments)))
         sinks, show = _sinks(options), _display(options.quiet)
@@ -218,3 +219,27 @@ def resume(arguments: Sequence[str]) -> int:
     if options.steps is not None:
         going["steps"] = options.steps
     return _finish(lambda: run.resume(options.run_dir, **going), options.quiet)
+
+
+@dataclass(frozen=True)
+class ScaleOptions:
+    """Let actors join or leave a run while it goes on."""
+
+    run_dir: RunFolder
+    """The run's folder."""
+    actors: Annotated[int, tyro.conf.arg(metavar="INT")]
+    """How many actors it should have from now on."""
+
+
+def scale(arguments: Sequence[str]) -> int:
+    """Entry point of ``srl scale``."""
+    from srl import config
+    from srl.launch.controller import write_scale
+
+    options = parse(ScaleOptions, arguments, "scale")
+    actors = config.load(options.run_dir).actors
+    most = max(actors.most, actors.count)
+    if not 1 <= options.actors <= most:
+        raise ConfigError(f"{options.run_dir} was started for 1 to {most} actors (--actors.most), got {options.actors}")
+    write_scale(options.run_dir, options.actors)
+    return 0

@@ -22,6 +22,7 @@ from srl import config
 from srl.core.errors import ConfigError, UnknownName
 from srl.core.worker import Worker
 from srl.experiment import Experiment, evaluated, wire
+from srl.launch.controller import SCALE
 from srl.monitor.exporters import exporting
 from srl.monitor.monitor import Monitor, Sink
 from srl.monitor.sinks import JsonLines, TensorBoard, draw_curve, read_metrics
@@ -90,7 +91,7 @@ def run(
     """
     policies = seats(x)
     plans = planned(x, policies)
-    if x.launcher == "local":
+    if x.launcher != "inline":
         from srl.launch.local import LocalLauncher, check_portable, preload
 
         check_portable(x.env, "the environment")
@@ -102,8 +103,14 @@ def run(
     before = read_metrics(run_dir)
     elapsed = before[-1]["time"] if before else 0.0
     with contextlib.ExitStack() as cleanup:
+        hosts = None
+        if x.launcher.startswith("ray"):
+            from srl.launch.ray import RayLauncher, joined
+
+            run_dir = run_dir.absolute()
+            hosts = cleanup.enter_context(joined(x.launcher, run_dir))  # before signals are ours: Ray wants them too
         signalled = cleanup.enter_context(_signals())
-        x, chosen = tuned(x, plans)
+        x, chosen = tuned(x, plans, hosts.cores() if hosts is not None else 0)
         plans = planned(x, policies)
         cleanup.enter_context(exporting(sinks, run_dir, config.to_json(x)))
         config.save(x, run_dir)
@@ -121,7 +128,8 @@ def run(
         feed = monitor.feed if evaluated(x) else BestTag(run_dir, plans, monitor).feed
         begin = time.monotonic()
         shutil.rmtree(run_dir / "names", ignore_errors=True)  # of a run that was killed
-        nodes = wire(x, plans, run_dir, resume_from)
+        (run_dir / SCALE).unlink(missing_ok=True)
+        nodes = wire(x, plans, run_dir, resume_from, hosts.names if hosts is not None else None)
         try:
             if x.launcher == "inline":
                 from srl.launch.inline import run_inline
@@ -133,8 +141,11 @@ def run(
             else:
                 watched: dict[str, Any] = {"stall_seconds": x.stall_seconds, "memory_mb": x.actors.memory_mb}
                 watched["preload"] = preload(x)
-                logs = run_dir / "logs"
-                LocalLauncher(nodes, feed, logs, x.restarts, version, monitor.say, **watched).run(ending)
+                given = nodes, feed, run_dir / "logs", x.restarts, version, monitor.say
+                if hosts is None:
+                    LocalLauncher(*given, **watched).run(ending)
+                else:
+                    RayLauncher(*given, hosts=hosts, experiment=x, **watched).run(ending)
         finally:
             monitor.tick(force=True)
             monitor.close()
@@ -275,7 +286,8 @@ def _starting_point(x: Experiment, run_dir: Path, plans: list[Plan], tag: str | 
     if tag is None:
         _refuse_used(run_dir)
         return 0, 0
-    found = [checkpoint_store(run_dir, plan).load(tag).values for plan in plans if not plan.opponent]
+    stores = [checkpoint_store(run_dir, plan) for plan in plans if not plan.opponent]
+    found = [store.load(tag, lambda _: None).values for store in stores]  # its trainer gives the warning
     steps = min(values["steps"] for values in found)
     if steps >= x.steps:
         raise ConfigError(f"{run_dir} is complete: it was trained on {steps:,} steps; give more --steps to go on")
