@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_the_limit_is_what_the_cores_could_do_in_perfect_balance(brief, monkeypa
     costs = {"env, SRL": 8.0, "env, EnvPool": 5.0, "forward": 3.0, "train": 2.0, "copy": 0.5}
     rows = [{"time": t, "steps": 1000.0 * t, "busy/actor": 0.5, "busy/trainer": 1.0} for t in range(9, 20)]
     monkeypatch.setattr(roofline, "measure_parts", lambda x: costs)
-    monkeypatch.setattr(roofline, "run", lambda *_, **__: None)
+    monkeypatch.setattr(roofline, "run", lambda *_, **__: SimpleNamespace(interrupted=False))
     monkeypatch.setattr(roofline, "read_metrics", lambda _: rows)
     monkeypatch.setattr(roofline, "cores", lambda: 2)
     found = one_round(experiment("cartpole", BenchOptions()), RooflineOptions())
@@ -39,6 +40,14 @@ def test_the_limit_is_what_the_cores_could_do_in_perfect_balance(brief, monkeypa
     assert found.workers["actor"]["wait"] == pytest.approx(0.5)
     assert found.workers["trainer"]["train"] == pytest.approx(4 * 2.0 * 1000 / 1e6)
     assert all(sum(shares.values()) == pytest.approx(1) for shares in found.workers.values())
+
+
+def test_a_roofline_that_is_interrupted_ends(brief, monkeypatch):
+    monkeypatch.setattr(roofline, "measure_parts", lambda x: {})
+    monkeypatch.setattr(roofline, "run", lambda *_, **__: SimpleNamespace(interrupted=True))
+    monkeypatch.setattr(roofline, "read_metrics", lambda _: [])
+    with pytest.raises(KeyboardInterrupt):
+        one_round(experiment("cartpole", BenchOptions()), RooflineOptions())
 
 
 def test_the_command_prints_a_table_and_writes_numbers_and_a_picture(monkeypatch, tmp_path, capsys):
