@@ -160,12 +160,17 @@ def test_a_trainer_killed_at_any_moment_of_a_save_leaves_a_whole_checkpoint(tmp_
 FILES = ("arrays.safetensors", "manifest.json")
 
 
+def second(store, name):
+    """A file of the second of two checkpoints, and its content."""
+    for version in (1, 2):
+        store.save(version, "default", state(version))
+    path = store.folder / "v000000002" / name
+    return path, path.read_bytes()
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_one_bit_anywhere_is_noticed_and_the_one_before_is_loaded(store, name):
-    store.save(1, "default", state(1))
-    store.save(2, "default", state(2))
-    path = store.folder / "v000000002" / name
-    whole = path.read_bytes()
+    path, whole = second(store, name)
     for place in range(0, 8 * len(whole), 37 if name == "manifest.json" else 7):
         damaged = bytearray(whole)
         damaged[place // 8] ^= 1 << place % 8
@@ -183,10 +188,7 @@ def test_one_bit_anywhere_is_noticed_and_the_one_before_is_loaded(store, name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_cut_short_is_noticed_and_the_one_before_is_loaded(store, name):
-    store.save(1, "default", state(1))
-    store.save(2, "default", state(2))
-    path = store.folder / "v000000002" / name
-    whole = path.read_bytes()
+    path, whole = second(store, name)
     for length in {0, 1, len(whole) // 2, len(whole) - 2}:
         path.write_bytes(whole[:length])
         warnings = []

@@ -117,7 +117,7 @@ def worker_main(payload: bytes, pipe: Connection, log: str, litter: str, incarna
     code = 0
     started: Worker | None = None
     try:
-        worker: Worker = pickle.loads(payload).build()  # bytes the controller made for its own child, over no socket
+        worker: Worker = pickle.loads(payload).build()  # made by the controller for its own child
         worker.ending, worker.incarnation, worker.restarted = link.ending, incarnation, restarted
         worker.start()
         link.worker = started = worker
