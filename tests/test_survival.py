@@ -23,18 +23,14 @@ from srl.launch.local import LocalLauncher
 from srl.plan import check
 from srl.recipes import recipe
 from srl.workers.evaluator import read_evaluations
-from srl.workers.trainer import TrainerWorker
+from srl.workers.trainer import PeerTrainer, TrainerWorker
 
 WORK = {"actor": "steps", "policy": "rows", "buffer": "drawn", "trainer": "updates", "evaluator": "evaluations"}
+WORK["peer"] = "updates"
 
 
-class Recording(TrainerWorker):
-    """Writes down the id of every block it is about to train on, and every version it has published."""
-
-    def _train(self, batch, prepared, taken):
-        with open("trained.txt" if self.checkpoints is None else self.checkpoints.folder / "trained.txt", "a") as file:
-            file.writelines(f"{full.producer} {full.incarnation} {full.sequence}\n" for full in taken)
-        return super()._train(batch, prepared, taken)
+class Published:
+    """Writes down every version it has published."""
 
     def _publish(self, weights):
         super()._publish(weights)
@@ -43,8 +39,37 @@ class Recording(TrainerWorker):
             file.write(f"{self.version}\n")
 
 
+class Recording(Published, TrainerWorker):
+    """And the id of every block it is about to train on."""
+
+    def _train(self, batch, prepared, taken):
+        note(self, taken)
+        return super()._train(batch, prepared, taken)
+
+
+class RecordingPeer(PeerTrainer):
+    """Writes down the id of every block of the updates it has finished: others are taken back if a trainer is lost."""
+
+    def _train(self, batch, prepared, taken):
+        steps = super()._train(batch, prepared, taken)
+        note(self, taken)
+        return steps
+
+
+class RecordingLeader(Published, RecordingPeer):
+    kind = "trainer"
+
+
+def note(trainer, taken):
+    rank = 0 if trainer.group is None else trainer.group.rank
+    with open(trainer.checkpoints.folder / f"trained-{rank}.txt", "a") as file:
+        file.writelines(f"{full.producer} {full.incarnation} {full.sequence}\n" for full in taken)
+
+
 def recorded(nodes):
-    return [replace(node, worker=Recording) if node.worker is TrainerWorker else node for node in nodes]
+    several = any(node.worker is PeerTrainer for node in nodes)
+    kinds = {TrainerWorker: RecordingLeader if several else Recording, PeerTrainer: RecordingPeer}
+    return [replace(node, worker=kinds.get(node.worker, node.worker)) for node in nodes]
 
 
 class Killer:
@@ -101,8 +126,9 @@ def survive(x, run_dir, victims, enough, seconds=150):
     assert not killer.victims, "the run ended before all were killed"
     assert len([text for text in killer.said if "killed by SIGKILL; started again" in text]) == len(victims)
     for folder in (run_dir / "checkpoints").iterdir():
-        trained = (folder / "trained.txt").read_text().splitlines()
-        assert len(trained) == len(set(trained)) > 20, "a block was trained twice"
+        for file in folder.glob("trained*.txt"):
+            trained = file.read_text().splitlines()
+            assert len(trained) == len(set(trained)) > 10, "a block was trained twice"
         versions = [int(line) for line in (folder / "versions.txt").read_text().splitlines()]
         assert versions == sorted(set(versions)), "a version went backwards"
     for victim, times in killer.recovery.items():
@@ -125,6 +151,22 @@ def test_killed_actors_policies_trainer_and_evaluator_do_not_keep_ppo_from_learn
     survive(x, tmp_path / "run", victims, enough=475)
     judged = [found["version"] for found in read_evaluations(tmp_path / "run")]
     assert judged == sorted(set(judged))  # one version at a time, none twice
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize(("transport", "inference"), [("shm", "inline"), ("tcp", "remote")])
+def test_killed_trainers_are_replaced_and_the_others_lose_nothing(tmp_path, transport, inference):
+    x = replace(
+        recipe("cartpole"),
+        actors=srl.Actors(count=2, envs=32, inference=inference),
+        policies=srl.Policies(count=2),
+        trainer=srl.Trainer(count=2, checkpoint_seconds=1000.0),  # so nothing can come from a checkpoint
+        evaluator=srl.Evaluator(count=1, seconds=0.5),
+        transport=transport,
+        steps=2_000_000,
+    )
+    victims = ["trainer-default-1", "trainer-default", "actor-1", "trainer-default-1", "trainer-default"]
+    survive(x, tmp_path / "run", victims, enough=475)
 
 
 @pytest.mark.learning

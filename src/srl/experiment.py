@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,10 +32,11 @@ from srl.streams.samples import SampleBoard
 from srl.workers.actor import ActorWorker, Route
 from srl.workers.buffer import FifoBuffer, ReplayBuffer
 from srl.workers.evaluator import EvalSeat, EvalWorker, Target
+from srl.workers.group import Group
 from srl.workers.opponents import Opponent, OpponentInference
 from srl.workers.policy import InlineInference, PolicyWorker
 from srl.workers.replay import feedback_block, sample_block
-from srl.workers.trainer import TrainerPlan, TrainerWorker
+from srl.workers.trainer import PeerTrainer, TrainerPlan, TrainerWorker
 
 if TYPE_CHECKING:
     from srl.launch.run import Result
@@ -93,10 +94,12 @@ class Policies:
 class Trainer:
     """Who trains."""
 
+    count: int = 1
+    """Trainers of each policy: they divide the actors among them and sum their gradients."""
     batch: int = 0
-    """Blocks per update (0: one from every vector of every actor)."""
+    """Blocks per update of one trainer (0: one from every vector of every actor it has)."""
     slab: int = 0
-    """Blocks the sample stream can hold (0: what the staleness bound needs)."""
+    """Blocks the sample stream to one trainer can hold (0: what the staleness bound needs)."""
     threads: int = 0
     """Threads of the trainer (0: for images as many as there are cores, else as calibrated, or one)."""
     device: str = "auto"
@@ -208,73 +211,111 @@ def wire(
     With ``names`` of a network that spans hosts, workers may be on any of them.
     """
     x = settled(x)
-    make = Streams(x, run_dir, names)
+    ranks = Streams.ranks(x, run_dir, names)
     threads = trainer_threads(x, plans)
-    routes: list[list[Route]] = [[] for _ in range(make.actors)]
+    routes: list[list[Route]] = [[] for _ in range(ranks[0].actors)]
     policies: list[Node] = []
     buffers: list[Node] = []
     trainers: list[Node] = []
-    samples = {plan.policy: make.samples(plan.policy, plan.block, plan.slab) for plan in plans if not plan.opponent}
+    samples = [make.all_samples(plans) for make in ranks]
 
     for plan in plans:
         name, rows = plan.policy, plan.block.rows
         common: dict[str, Any] = {"algorithm": plan.algorithm, "spaces": plan.spaces}
-        sink = make.sink(plan, samples)
-        if plan.opponent is not None:
-            store = opponent_store(plan, plans, run_dir)
-            for i in range(make.actors):
-                seat = {**common, "store": store, "seed": derive(x.seed, name, i), "clients": make.slots, "rows": rows}
-                against = OpponentInference(plan.opponent, **seat)
-                routes[i].append(Route(name, plan.agents, against, sink))
-            continue
+        parameters = None if plan.opponent else ranks[0].parameters(name)
+        for make, own in zip(ranks, samples, strict=True):
+            sink = make.sink(plan, own)
+            if plan.opponent is not None:
+                store = opponent_store(plan, plans, run_dir)
+                for i in make.mine:
+                    seed = derive(x.seed, name, i)
+                    against = OpponentInference(
+                        plan.opponent, **common, store=store, seed=seed, clients=make.slots, rows=rows
+                    )
+                    routes[i].append(Route(name, plan.agents, against, sink))
+                continue
 
-        parameters = make.parameters(name)
-        store = checkpoint_store(run_dir, plan)
-        source, priorities = samples[name], None
-        replay = plan.algorithm.replay()
-        if replay is not None:
-            source, priorities, buffer = make.buffer(plan, replay, source, resume)
-            buffers.append(buffer)
-        todo = trainer_plan(x, plan, plans, threads, resume)
-        trained = {"policy": name, "samples": source, "priorities": priorities, "checkpoints": store, "plan": todo}
-        trainers.append(Node(TrainerWorker, f"trainer-{name}", {**common, "parameters": parameters, **trained}))
-        if not plan.agents:  # it learns from what others do
-            continue
+            source, priorities = own[name], None
+            replay = plan.algorithm.replay()
+            if replay is not None:
+                source, priorities, buffer = make.buffer(plan, replay, source, resume)
+                buffers.append(buffer)
+            todo = trainer_plan(x, plan, plans, threads, resume)
+            trained = {"policy": name, "samples": source, "priorities": priorities, "plan": todo}
+            trained.update(checkpoints=checkpoint_store(run_dir, plan), group=make.group(name))
+            kind = PeerTrainer if make.rank else TrainerWorker
+            given = {**common, "parameters": parameters, **trained}
+            trainers.append(Node(kind, f"trainer-{make.called(name, '-')}", given))
+            if not plan.agents:  # it learns from what others do
+                continue
 
-        hosted: dict[str, Any] = {**common, "parameters": parameters, "clients": make.slots, "rows": rows}
-        inference: InferenceStream
-        if x.actors.inference == "remote":
-            inference = make.inference(name, sink, plan.block)
-            for i in range(x.policies.count):
-                served = {"index": i, "inference": inference, "seed": x.seed, "threads": x.policies.threads}
-                policies.append(Node(PolicyWorker, f"policy-{name}-{i}", {**hosted, **served}))
-        for i in range(make.actors):
-            if x.actors.inference == "inline":
-                seed = derive(x.seed, "inference", name, i)
-                inference = InlineInference(**hosted, seed=seed, threads=1 if make.shared else threads)
-            routes[i].append(Route(name, plan.agents, inference, sink))
+            hosted: dict[str, Any] = {**common, "parameters": parameters, "clients": make.slots, "rows": rows}
+            inference: InferenceStream
+            if x.actors.inference == "remote":
+                inference = make.inference(name, sink, plan.block)
+                for i in range(make.servers):
+                    served = {"index": i, "inference": inference, "seed": x.seed, "threads": x.policies.threads}
+                    number = i * len(ranks) + make.rank
+                    policies.append(Node(PolicyWorker, f"policy-{name}-{number}", {**hosted, **served}))
+            for i in make.mine:
+                if x.actors.inference == "inline":
+                    seed = derive(x.seed, "inference", name, i)
+                    inference = InlineInference(**hosted, seed=seed, threads=1 if make.shared else threads)
+                routes[i].append(Route(name, plan.agents, inference, sink))
 
     acting = {"env": x.env, "copies": x.actors.envs, "ring": x.actors.ring, "seed": x.seed}
     actors = [
-        Node(ActorWorker, f"actor-{i}", {"index": i, "routes": each, **acting}, spare=i >= x.actors.count)
+        Node(
+            ActorWorker,
+            f"actor-{i}",
+            {"index": i // len(ranks), "routes": each, **acting},
+            spare=i >= x.actors.count,
+        )
         for i, each in enumerate(routes)
     ]
     return [*actors, *policies, *buffers, *trainers, *evaluators(x, plans, run_dir)]
 
 
 class Streams:
-    """Makes streams over the transport that suits where the workers are."""
+    """Makes the streams of one rank over the transport that suits where the workers are.
 
-    def __init__(self, x: Experiment, run_dir: Path, names: Names | None) -> None:
-        self.x, self.run_dir = x, run_dir
+    A rank is one trainer of every policy, and the actors and policy workers that work for it.
+    """
+
+    def __init__(
+        self, x: Experiment, run_dir: Path, names: Names | None, rank: int = 0, ports: Iterator[int] | None = None
+    ) -> None:
+        self.x, self.run_dir, self.rank = x, run_dir, rank
         self.shared = x.launcher != "inline"
         self.tcp = names is not None or x.transport == "tcp"
         self.names: Names = names or FileNames(run_dir / "names")
         self.actors = max(x.actors.count, x.actors.most)
-        bells = [Doorbell() for _ in range(self.actors)]  # one wakes an actor, whatever it waits for
+        self.mine = range(rank, self.actors, x.trainer.count)
+        """The actors of this rank."""
+        bells = [Doorbell() for _ in self.mine]  # one wakes an actor, whatever it waits for
         self.bells = [bell for bell in bells for _ in range(x.actors.ring)]
-        self.slots = len(self.bells)
-        self._ports = itertools.count(x.port) if x.port else itertools.repeat(0)
+        self.slots, self.servers = len(self.bells), x.policies.count // x.trainer.count
+        self._ports = ports or itertools.repeat(0)
+
+    @classmethod
+    def ranks(cls, x: Experiment, run_dir: Path, names: Names | None) -> list[Streams]:
+        """Of every rank."""
+        ports = itertools.count(x.port) if x.port else None
+        return [cls(x, run_dir, names, rank, ports) for rank in range(x.trainer.count)]
+
+    def called(self, name: str, between: str) -> str:
+        """What something of this rank is called: those of the first have no number."""
+        return f"{name}{between}{self.rank}" if self.rank else name
+
+    def group(self, name: str) -> Group | None:
+        """The trainers of a policy, if there are several."""
+        if self.x.trainer.count == 1:
+            return None
+        return Group(f"trainers/{name}", self.rank, self.x.trainer.count, self.names, self.run_dir / "names")
+
+    def all_samples(self, plans: Sequence[Plan]) -> dict[str, SampleStream]:
+        """The stream from the actors to the trainer of every policy that has one."""
+        return {plan.policy: self.samples(plan.policy, plan.block, plan.slab) for plan in plans if not plan.opponent}
 
     def samples(self, name: str, spec: BlockSpec, blocks: int, bells: Sequence[Doorbell] = ()) -> SampleStream:
         """A sample stream from the actors, or from whoever waits for ``bells``."""
@@ -283,7 +324,8 @@ class Streams:
             return SampleBoard(spec, blocks, bells, shared=self.shared)
         from srl.streams.tcp_samples import TcpSamples
 
-        return TcpSamples(f"samples/{name}", self.names, spec, blocks, len(bells), next(self._ports))
+        called = f"samples/{self.called(name, '/')}"
+        return TcpSamples(called, self.names, spec, blocks, len(bells), next(self._ports))
 
     def sink(self, plan: Plan, samples: Mapping[str, SampleStream]) -> SampleStream:
         """Where the agents of a policy put their samples."""
@@ -305,32 +347,32 @@ class Streams:
 
     def inference(self, name: str, sink: SampleStream, spec: BlockSpec) -> InferenceStream:
         """An inference stream for observations that lie in the blocks of ``sink``."""
-        servers = self.x.policies.count
         if not self.tcp:
             slab = (sink.streams[0] if isinstance(sink, TeeSamples) else sink).slab  # type: ignore[attr-defined]
-            return InferenceBoard(slab, self.bells, servers, shared=self.shared)
+            return InferenceBoard(slab, self.bells, self.servers, shared=self.shared)
         from srl.streams.tcp_inference import TcpInference
 
-        ports = [next(self._ports) for _ in range(servers)]
-        return TcpInference(f"inference/{name}", self.names, spec, self.slots, servers, ports[0])
+        ports = [next(self._ports) for _ in range(self.servers)]
+        called = f"inference/{self.called(name, '/')}"
+        return TcpInference(called, self.names, spec, self.slots, self.servers, ports[0])
 
     def buffer(
         self, plan: Plan, replay: Replay, samples: SampleStream, resume: str | None
     ) -> tuple[SampleStream, SampleStream | None, Node]:
         """A buffer worker: the stream the trainer takes from, the one its priorities go to, and the worker."""
-        bell, name = [Doorbell()], plan.policy
+        bell, name, called = [Doorbell()], plan.policy, self.called(plan.policy, "-")
         if replay.kind == "fifo":
             batches = self.samples(f"{name}/batches", plan.block, plan.slab, bell)
             passing = {"replay": replay, "samples": samples, "batches": batches}
-            return batches, None, Node(FifoBuffer, f"buffer-{name}", passing)
+            return batches, None, Node(FifoBuffer, f"buffer-{called}", passing)
         batches = self.samples(f"{name}/batches", sample_block(plan.block, replay), _BATCHES, bell)
         priorities = None
         if replay.kind == "prioritized":
             priorities = self.samples(f"{name}/priorities", feedback_block(replay), _BATCHES, [Doorbell()])
         keeping: dict[str, Any] = {"replay": replay, "samples": samples, "batches": batches, "priorities": priorities}
-        store = CheckpointStore(self.run_dir / "replay" / name, "replay", keep=1) if replay.keep else None
+        store = CheckpointStore(self.run_dir / "replay" / called, "replay", keep=1) if replay.keep else None
         keeping.update(seed=self.x.seed, actors=self.slots, checkpoints=store, resume=resume is not None)
-        return batches, priorities, Node(ReplayBuffer, f"buffer-{name}", keeping)
+        return batches, priorities, Node(ReplayBuffer, f"buffer-{called}", keeping)
 
 
 def trainer_plan(x: Experiment, plan: Plan, plans: Sequence[Plan], threads: int, resume: str | None) -> TrainerPlan:

@@ -37,9 +37,9 @@ class Plan:
     spaces: Spaces
     block: BlockSpec
     batch: int
-    """Blocks the trainer takes per update."""
+    """Blocks a trainer takes per update."""
     slab: int
-    """Blocks the stream from the actors holds."""
+    """Blocks the stream from the actors to a trainer holds."""
     trainers: tuple[str, ...]
     """Policies whose trainers get its samples."""
     opponent: Opponent | None = None
@@ -83,8 +83,8 @@ def divided(x: Experiment, actors: int) -> Experiment:
 
 
 def settled(x: Experiment) -> Experiment:
-    """``x``, with one actor if their number is left open."""
-    return x if x.actors.count else divided(x, 1)
+    """``x``, with one actor for every trainer if their number is left open."""
+    return x if x.actors.count else divided(x, x.trainer.count)
 
 
 def seats(x: Experiment) -> Seats:
@@ -127,15 +127,17 @@ def _plan(x: Experiment, policy: str, agents: tuple[str, ...], spaces: Spaces, r
         raise UnknownName(f"policy for the opponent {policy!r}", source, x.algorithms)
     algorithm = x.algorithms[source]
     block = algorithm.block(spaces, rows or x.actors.envs * len(agents))
-    slots, replay = x.actors.count * x.actors.ring, algorithm.replay()
+    slots, replay = x.actors.count // x.trainer.count * x.actors.ring, algorithm.replay()
     batch = x.trainer.batch or slots
-    most = max(x.actors.most, x.actors.count) * x.actors.ring
+    most = -(-max(x.actors.most, x.actors.count) // x.trainer.count) * x.actors.ring
     slab = x.trainer.slab or max((min(algorithm.max_staleness, 2) + 1) * batch, most)
     if replay is not None and replay.kind != "fifo":
         batch, slab = 1, blocks_kept(block, replay) + 2 * most
     if batch > slab:
         raise ConfigError(f"trainer.batch {batch} is larger than the slab of {slab} blocks; raise trainer.slab")
     algorithm.check(spaces, batch * block.horizon * block.rows)
+    if x.trainer.count > 1 and not algorithm.parallel:
+        raise ConfigError(f"{algorithm.name} cannot be trained by several trainers; leave out trainer.count")
     need, there = block.layout(slab).nbytes, available_memory()
     if need > there:
         raise ConfigError(
@@ -194,6 +196,7 @@ def _check_choices(x: Experiment) -> None:
         ("actors.most", x.actors.most, 0),
         ("policies.count", x.policies.count, 1),
         ("policies.threads", x.policies.threads, 1),
+        ("trainer.count", x.trainer.count, 1),
         ("trainer.batch", x.trainer.batch, 0),
         ("trainer.slab", x.trainer.slab, 0),
         ("trainer.threads", x.trainer.threads, 0),
@@ -215,7 +218,19 @@ def _check_choices(x: Experiment) -> None:
         raise ConfigError(f"only Ray clusters have an address, as in ray://10.0.0.1:6379, got {x.launcher!r}")
     if x.launcher.startswith("ray") and x.transport == "shm":
         raise ConfigError("workers on several hosts share no memory; leave out transport=shm")
+    _check_trainers(x)
     if x.launcher == "inline" and x.actors.most > x.actors.count:
         raise ConfigError("the inline launcher cannot add actors; leave out actors.most")
     if x.launcher == "inline" and x.transport != "auto":
         raise ConfigError(f"the inline launcher has no transport to choose; leave out transport={x.transport}")
+
+
+def _check_trainers(x: Experiment) -> None:
+    """Several trainers of a policy each have actors, and policy workers, of their own."""
+    count = x.trainer.count
+    if count > 1 and x.launcher == "inline":
+        raise ConfigError("the inline launcher has one trainer for a policy; leave out trainer.count")
+    remote = x.actors.inference == "remote"
+    for name, number in (("actors.count", x.actors.count), ("policies.count", x.policies.count if remote else 0)):
+        if number % count:
+            raise ConfigError(f"{name} {number} cannot be divided evenly over {count} trainers")

@@ -28,7 +28,7 @@ from srl.bench.machine import machine
 from srl.bench.parts import Costs, Task, measure_costs
 from srl.core.errors import WorkerError
 from srl.experiment import Actors, Experiment, cores, trainer_threads
-from srl.plan import Plan, divided
+from srl.plan import Plan, divided, settled
 
 _CLOSE = 0.95
 """A layout this close to the best one predicted is as good: predictions are no better than that."""
@@ -69,7 +69,7 @@ def tuned(x: Experiment, plans: Sequence[Plan], all_cores: int = 0) -> tuple[Exp
     here = Machine(all_cores or cores(), threads)
     x = replace(x, trainer=replace(x.trainer, threads=threads))
     if isinstance(found, str):
-        x = divided(x, 1)
+        x = settled(x)
         return x, f"{describe(x)}: not calibrated, {found}"
     count = best(found, x.actors, x.policies.count, here)
     advice = better_divided(found, x.actors, x.policies.count, here, count)
@@ -81,6 +81,8 @@ def obstacle(x: Experiment, plans: Sequence[Plan]) -> str:
     """Why more actors would change the run, or its parts cannot be measured alone, if so."""
     if x.trainer.batch or x.trainer.slab:
         return "trainer.batch and trainer.slab count blocks of one actor"
+    if x.trainer.count > 1:
+        return "every trainer has an actor of its own"
     if len(plans) > 1:
         return "there are several policies"
     replay = plans[0].algorithm.replay()
@@ -142,7 +144,8 @@ def describe(x: Experiment) -> str:
     actors = x.actors
     ring = f" × {actors.ring} vectors" if actors.ring > 1 else ""
     copies = "1 copy" if actors.envs == 1 else f"{actors.envs} copies"
-    trainer = f"trainer on {_many(x.trainer.threads, 'thread')}"
+    trainers = "trainer" if x.trainer.count == 1 else f"{x.trainer.count} trainers, each"
+    trainer = f"{trainers} on {_many(x.trainer.threads, 'thread')}"
     return f"{_many(actors.count, 'actor')}{ring} × {copies}, inference {actors.inference}, {trainer}"
 
 

@@ -11,7 +11,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from srl.core.errors import ConfigError
 from srl.core.slab import STEP_FIELDS, Batch, BlockSpec
@@ -27,10 +27,25 @@ Interrupted = Callable[[], bool]
 """Says whether an update should be abandoned half-way because the run is ending."""
 
 
+class Peers(Protocol):
+    """All trainers of a policy, as one of them sees them. They make the same calls in the same order."""
+
+    size: int
+    """How many there are."""
+
+    def sum(self, *tensors: torch.Tensor) -> None:
+        """Add up each of ``tensors`` over all trainers, in place."""
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What all trainers gave, one after the other."""
+
+
 class Learner(ABC):
     """Changes a policy by training on batches. Lives in the trainer."""
 
     policy: torch.nn.Module
+    peers: Peers | None = None
+    """The policy's trainers, if there are several: each trains on its share of every minibatch (see `parallel`)."""
     priorities: Array | None = None
     """How much is still to be learned from each sample of the last batch; goes back to a prioritized buffer."""
 
@@ -84,6 +99,8 @@ class Algorithm(ABC):
     """Hyper-parameters, and how to build what they describe."""
 
     name: ClassVar[str]
+    parallel: ClassVar[bool] = False
+    """Whether its learner can be one of several: it then sums gradients over :attr:`Learner.peers`."""
 
     horizon: int = 128
     """Steps in a block: what an actor collects before handing over."""
@@ -222,6 +239,13 @@ class TorchLearner(Learner):
         for group in self.optimizer.param_groups:
             group["lr"] = lr * left
         return left
+
+    def stops(self, interrupted: Interrupted) -> bool:
+        """Whether to stop half-way, which all trainers of the policy decide together."""
+        import torch
+
+        stop = interrupted()
+        return stop if self.peers is None else bool(self.peers.gather(torch.tensor(stop, dtype=torch.uint8)).any())
 
     def gather(self, batch: Batch, rows: Array, fields: Sequence[str]) -> dict[str, torch.Tensor]:
         """These entries of the batch as tensors."""

@@ -32,6 +32,7 @@ class DQN(NetworkOptions, Algorithm):
     """Hyper-parameters of DQN."""
 
     name: ClassVar[str] = "dqn"
+    parallel: ClassVar[bool] = True
 
     horizon: int = 32
     """Steps in a block: what an actor collects before handing over."""
@@ -158,13 +159,15 @@ class DQNLearner(TorchLearner):
         parts = torch.randperm(config.minibatch * config.minibatches, generator=self.generator)
         sums, errors = torch.zeros(3), torch.empty(len(parts))
         for rows in parts.split(config.minibatch):  # type: ignore[no-untyped-call]
-            if interrupted():
+            if self.stops(interrupted):
                 return None
             if self.gradient_steps % config.target_every == 0:
                 self.target.load_state_dict(self.policy.state_dict())
             error, found = self._step({name: field[:, rows] for name, field in fields.items()})
             errors[rows], sums = error.abs().cpu(), sums + found.cpu()
             self.gradient_steps += 1
+        if self.peers is not None:
+            self.peers.sum(sums.div_(self.peers.size))
         self.priorities = errors.numpy()
         share = min(1.0, steps / config.epsilon_steps) if config.epsilon_steps else 1.0
         self.policy.epsilon.fill_(1 + share * (config.epsilon - 1))
@@ -185,7 +188,11 @@ class DQNLearner(TorchLearner):
         each = torch.nn.functional.smooth_l1_loss(value, goal, reduction="none")
         loss = (each * now["weight"]).mean()
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        if self.peers is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:  # minibatches are as large everywhere
+            (loss / self.peers.size).backward()  # type: ignore[no-untyped-call]
+            self.peers.sum(self.optimizer.grad)
         length = self.optimizer.clip(self.config.max_grad_norm)
         self.optimizer.step()
         return (goal - value).detach(), torch.tensor([loss.item(), value.mean().item(), length])

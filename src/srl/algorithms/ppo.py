@@ -8,7 +8,7 @@ policy that really acted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 Pass = Callable[[Array, Array, Interrupted], bool]
 """One pass over a batch in the given order; adds to the sums of METRICS. False: it was interrupted."""
-Norm = tuple[int, float, float]
-"""Samples of a minibatch, the mean of their advantages, and what these are multiplied with."""
+Norm = Sequence[float]
+"""Samples of a minibatch, what is taken from their advantages, and what these are multiplied with."""
 METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "grad_norm")
 
 
@@ -43,6 +43,7 @@ class PPO(NetworkOptions, Algorithm):
     """Hyper-parameters of PPO."""
 
     name: ClassVar[str] = "ppo"
+    parallel: ClassVar[bool] = True
 
     lr: float = 3e-4
     """Learning rate of Adam."""
@@ -171,26 +172,34 @@ class PPOLearner(TorchLearner):
         index = np.flatnonzero(known)
         chunks = batch.chunks() if config.memory else index[None]
         small = self.policy.small()
-        given = self.optimizer, config, self.bonus, batch.slab.flat, batch.positions, goals, index
+        given = self.optimizer, config, self.bonus, batch.slab.flat, batch.positions, goals, index, self.peers
         one_pass = small.learner(*given).one_pass if small is not None else self._pass(prepared, goals, chunks)
-        sums = np.zeros(len(METRICS))
-        for done in range(1, config.epochs + 1):
-            order = torch.randperm(chunks.shape[1], generator=self.generator).numpy()
-            if not one_pass(order, sums, interrupted):
+        sums = np.zeros(len(METRICS) + 1)  # the last are the samples
+        for _ in range(config.epochs):
+            if self.stops(interrupted):
                 return None
-            if config.target_kl and sums[METRICS.index("kl")] > config.target_kl * done * len(index):
+            order = torch.randperm(chunks.shape[1], generator=self.generator).numpy()
+            found = np.append(np.zeros(len(METRICS)), len(index))
+            # Nobody may leave the others in the middle of a pass.
+            if not one_pass(order, found[:-1], interrupted if self.peers is None else lambda: False):
+                return None
+            if self.peers is not None:
+                self.peers.sum(torch.from_numpy(found))
+            sums += found
+            if config.target_kl and sums[METRICS.index("kl")] > config.target_kl * sums[-1]:
                 break
         # Afterwards, so that this update's ratios start at exactly 1.
         if config.normalize_obs or config.normalize_return:
             seen = self.gather(batch, index, batch.slab.spec.observations)
-            self.policy.observe(seen, torch.from_numpy(prepared.targets[1, index]).to(self.device))
-        means = dict(zip(METRICS, (sums / max(done * len(index), 1)).tolist(), strict=True))
+            self.policy.observe(seen, torch.from_numpy(prepared.targets[1, index]).to(self.device), self.peers)
+        means = dict(zip(METRICS, (sums[:-1] / max(sums[-1], 1)).tolist(), strict=True))
         return {**means, "lr": self.optimizer.param_groups[0]["lr"]}
 
     def _pass(self, prepared: Prepared, goals: Array, chunks: Array) -> Pass:
         """Passes with autograd; ``chunks`` has the entries that stay together in its columns."""
         import torch
 
+        from srl.algorithms.passes import advantage_norms, divided
         from srl.algorithms.team import Team
 
         config, whole, known = self.config, prepared.batch, prepared.known
@@ -209,24 +218,31 @@ class PPOLearner(TorchLearner):
 
         def one_pass(order: Array, sums: Array, interrupted: Interrupted) -> bool:
             order = order[np.lexsort((chunks[0, order] % whole.wide, np.arange(len(order)) // size))]  # see Team.share
-            for start in range(0, len(order), size):
+            minibatches = divided(order, size, self.peers)
+            entries = [chunks[:, columns] for columns in minibatches]
+            norms = advantage_norms([goals[0, rows[known[rows]]] for rows in entries], config, self.peers)
+            for columns, rows, norm in zip(minibatches, entries, norms, strict=True):
                 if interrupted():
                     return False
-                rows = chunks[:, columns := order[start : start + size]]
-                advantage = goals[0, rows[known[rows]]]
-                count, shift, scale = len(advantage), 0.0, 1.0
-                if config.normalize_advantage and count > 1:
-                    shift, scale = float(advantage.mean()), 1 / (float(advantage.std(ddof=1)) + 1e-8)
                 self.optimizer.zero_grad()
-                sums[:-1] += team.share(columns, rows.size, partial(part, (count, shift, scale)))
-                sums[-1] += self.optimizer.clip(config.max_grad_norm) * count
+                if len(columns):
+                    sums[:-1] += team.share(columns, rows.size, partial(part, norm.tolist()))
+                if self.peers is not None:
+                    self.peers.sum(self.optimizer.grad)
+                sums[-1] += self.optimizer.clip(config.max_grad_norm) * np.count_nonzero(known[rows])
                 self.optimizer.step()
             return True
 
         return one_pass
 
     def _gradient(
-        self, policy: ActorCritic, batch: Tensors, state: Tensors, keep: Tensor | None, goal: Array, norm: Norm
+        self,
+        policy: ActorCritic,
+        batch: Tensors,
+        state: Tensors,
+        keep: Tensor | None,
+        goal: Array,
+        norm: Sequence[float],
     ) -> Array:
         """Add the gradient of these of ``norm[0]`` samples; the values of METRICS but the last, summed over them."""
         import torch

@@ -21,6 +21,7 @@ WAITS = {
     "inference": "actor waits for actions",
     "requests": "policy waits for requests",
     "samples": "trainer waits for samples",
+    "trainers": "trainer waits for the policy's other trainers",
     "buffer": "buffer waits for actors and trainer",
     "versions": "evaluator waits for a new version",
     "parameters": "actor waits for parameters (its next block is admitted by a new version)",

@@ -101,7 +101,7 @@ def joined(launcher: str, run_dir: Path) -> Iterator[Hosts]:
 
 def berths(x: Experiment, nodes: Sequence[Node], hosts: Sequence[dict[str, float]]) -> list[Berth]:
     """The sites of a run: actors in packs, everybody else alone."""
-    groups: dict[str, Any] = {"actor": x.actors, "policy": x.policies, "trainer": x.trainer}
+    groups: dict[str, Any] = {"actor": x.actors, "policy": x.policies, "trainer": x.trainer, "peer": x.trainer}
     found = []
     actors = [node for node in nodes if node.worker.kind == "actor"]
     smallest = min((host.get("CPU", 0.0) for host in hosts if host.get("CPU")), default=1.0)

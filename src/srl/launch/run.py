@@ -297,9 +297,9 @@ def _starting_point(x: Experiment, run_dir: Path, plans: list[Plan], tag: str | 
 def _check_ports(x: Experiment, plans: Sequence[Plan]) -> None:
     import socket
 
-    servers = 2 + (x.policies.count if x.actors.inference == "remote" else 0)
+    servers = 1 + x.trainer.count + (x.policies.count if x.actors.inference == "remote" else 0)
     trained = [plan for plan in plans if not plan.opponent]
-    count = sum(servers + (2 if plan.algorithm.replay() else 0) for plan in trained)
+    count = sum(servers + (2 * x.trainer.count if plan.algorithm.replay() else 0) for plan in trained)
     for port in range(x.port, x.port + count):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -21,7 +21,13 @@ _IDLE = 0.05
 _MEANINGFUL = 0.2
 """Seconds of a worker's life below which its waits say nothing."""
 
-_WAITER = {"inference": "actor", "parameters": "actor", "requests": "policy", "samples": "trainer"}
+_WAITER = {
+    "inference": "actor",
+    "parameters": "actor",
+    "requests": "policy",
+    "samples": "trainer",
+    "trainers": "trainer",
+}
 _WAITER |= {"buffer": "buffer", "versions": "evaluator"}
 _STAGES = ("actor", "policy", "buffer", "trainer")
 """Kinds of workers that others wait for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from srl.algorithms.base import NetworkOptions
+from srl.algorithms.base import NetworkOptions, Peers
 from srl.core.specs import Spaces
 from srl.policies.distributions import ActionHead
 from srl.policies.networks import Encoder, RunningNorm, head
@@ -76,10 +76,10 @@ class ActorCritic(nn.Module):
         return self.action(actor, inputs), self.value(critic).squeeze(-1)
 
     @torch.no_grad()
-    def observe(self, obs: dict[str, Tensor], returns: Tensor) -> None:
-        """Update the running normalisers with observations and returns ``[rows]``."""
+    def observe(self, obs: dict[str, Tensor], returns: Tensor, peers: Peers | None = None) -> None:
+        """Update the running normalisers with observations and returns ``[rows]``, and with those of ``peers``."""
         encoder = self.trunk.encoder
         if isinstance(encoder, Encoder) and encoder.norm is not None:
-            encoder.norm.update(encoder.flatten(obs))
+            encoder.norm.update(encoder.flatten(obs), peers)
         if self.return_norm is not None:
-            self.return_norm.update(returns)
+            self.return_norm.update(returns, peers)

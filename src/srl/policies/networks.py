@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -16,6 +16,9 @@ from torch.nn import functional
 from srl.core.errors import ConfigError
 from srl.core.specs import choices_of, is_image, leaves, spec_of
 from srl.policies.images import convolved, interleaved
+
+if TYPE_CHECKING:
+    from srl.algorithms.base import Peers
 
 M = TypeVar("M", nn.Linear, nn.Conv2d)
 
@@ -59,17 +62,18 @@ class RunningNorm(nn.Module):
         return (self.var + 1e-8).sqrt().float()
 
     @torch.no_grad()
-    def update(self, x: Tensor) -> None:
-        """Take the rows of ``x`` (``[rows, …]``) into account."""
+    def update(self, x: Tensor, peers: Peers | None = None) -> None:
+        """Take the rows of ``x`` (``[rows, …]``) into account, and those of ``peers``."""
         x = x.double()
-        count = x.shape[0]
         var, mean = torch.var_mean(x, dim=0, correction=0)
-        total = self.count + count
-        delta = mean - self.mean
-        spread = self.var * self.count + var * count + delta.square() * self.count * count / total
-        self.mean.add_(delta * (count / total))
-        self.var.copy_(spread / total)
-        self.count.copy_(total)
+        found = torch.stack([torch.full_like(mean, x.shape[0]), mean, var]).nan_to_num()  # of no rows: not a number
+        for count, mean, var in found[None] if peers is None else peers.gather(found):
+            total = self.count + count
+            delta = mean - self.mean
+            spread = self.var * self.count + var * count + delta.square() * self.count * count / total
+            self.mean.add_(delta * (count / total))
+            self.var.copy_(spread / total)
+            self.count.copy_(total.reshape(-1)[0])
 
 
 class NatureCNN(nn.Module):

@@ -56,6 +56,11 @@ typedef struct {
     const float *advantage, *returns, *old;
     const int64_t *rows;
     int64_t count, minibatch;
+    /* Where there are several trainers, else NULL: for every minibatch the samples of all, the mean of their advantages
+       and what these are multiplied with; and who adds up gradients over all (not 0: somebody is gone). */
+    int64_t minibatches;
+    const double *norms;
+    int (*meet)(void);
 } Samples;
 
 /* ---- products ---- */
@@ -308,7 +313,7 @@ struct Team {
     int64_t size, minibatch, most, count, parts; /* most: rows of a part; count: rows of this minibatch */
     float *memory, *flat, *x, *log_prob, *advantage, *returns, *old, *taken;
     int64_t *chosen;
-    float sure;
+    float sure, share; /* share: of one sample in the mean */
     _Atomic uint64_t claim; /* number of the minibatch << 8 | parts nobody has taken */
     atomic_int users, closed, resting;
     pthread_mutex_t mutex;
@@ -329,7 +334,8 @@ static void normalize(float *x, int64_t count) {
 }
 
 /* Copies the next minibatch to the team. */
-INLINE void gather(Team *team, const Network *net, const Samples *s, const int64_t *rows, int64_t count) {
+INLINE void gather(Team *team, const Network *net, const Samples *s, const int64_t *rows, int64_t count,
+                   const double *norm) {
     for (int64_t i = 0; i < count; i++) {
         const int64_t row = rows[i], at = s->action_at ? s->action_at[row] : row;
         look(net, s->obs + (s->obs_at ? s->obs_at[row] : row) * net->inputs, team->x + i * net->inputs);
@@ -343,8 +349,11 @@ INLINE void gather(Team *team, const Network *net, const Samples *s, const int64
         team->returns[i] = s->returns[row];
         team->old[i] = s->old[row];
     }
-    if (team->how.normalize && count > 1) normalize(team->advantage, count);
-    team->count = count;
+    if (norm)
+        for (int64_t i = 0; i < count; i++) team->advantage[i] = (float)((team->advantage[i] - norm[1]) * norm[2]);
+    else if (team->how.normalize && count > 1)
+        normalize(team->advantage, count);
+    team->count = count, team->share = (float)(1 / (norm ? norm[0] : (double)count));
     team->parts = (count + team->most - 1) / team->most;
     team->sure = net->gaussian ? spread(&team->net) + net->actions * HALF_LOG_2PI : 0;
 }
@@ -450,19 +459,24 @@ FAST void small_part(Desk *desk, uint64_t number, int64_t part) {
     float *log_std = net->gaussian ? grad + (net->log_std - team->flat) : 0;
     if (log_std) memset(log_std, 0, net->actions * sizeof *log_std);
     for (int64_t r = 0; r < rows; r++)
-        row_loss(team, begin + r, 1.0f / count, room->params + r * net->actions, room->value + r, log_std, sums);
+        row_loss(team, begin + r, team->share, room->params + r * net->actions, room->value + r, log_std, sums);
     backward(net, team->flat, room, rows, grad);
     atomic_store_explicit(&desk->done[part], number, memory_order_release);
 }
 
-/* Sum the gradients, shorten them, Adam. The length of the whole gradient. */
-FAST double small_step(Team *team, float *const *grads) {
-    const Learning *how = &team->how;
-    const int64_t size = team->size;
-    float *restrict grad = how->grad, *restrict flat = how->flat, *restrict copy = team->flat;
-    float *restrict moments = how->moments, *restrict squares = how->squares;
+/* The square of the length of a stretch at a time: single precision will do. */
+FAST double small_square(const float *grad, int64_t size) {
     double sum = 0;
-    for (int64_t i = 0; i < size;) { /* a stretch at a time: it stays in the cache, and single precision will do */
+    for (int64_t i = 0; i < size; i += 256) sum += dot(size - i < 256 ? size - i : 256, grad + i, grad + i);
+    return sum;
+}
+
+/* Sum the gradients of all parts; the square of the length of the sum. */
+FAST double small_sum(Team *team, float *const *grads) {
+    const int64_t size = team->size;
+    float *restrict grad = team->how.grad;
+    double sum = 0;
+    for (int64_t i = 0; i < size;) { /* a stretch at a time: it stays in the cache */
         const int64_t begin = i, stop = i + 256 < size ? i + 256 : size;
         const float *restrict first = grads[0];
         for (; i < stop; i++) grad[i] = first[i];
@@ -472,11 +486,19 @@ FAST double small_step(Team *team, float *const *grads) {
         }
         sum += dot(stop - begin, grad + begin, grad + begin);
     }
+    return sum;
+}
+
+/* Shorten the gradient, whose length squared is `sum`; Adam. How long it was. */
+FAST double small_step(Team *team, double sum) {
+    const Learning *how = &team->how;
+    float *restrict grad = how->grad, *restrict flat = how->flat, *restrict copy = team->flat;
+    float *restrict moments = how->moments, *restrict squares = how->squares;
     const double length = sqrt(sum), steps = how->steps[0] + 1.0;
     const float shorter = length + 1e-6 > how->longest ? (float)(how->longest / (length + 1e-6)) : 1;
     const float rate = (float)(how->lr / (1 - pow(0.9, steps))), root = (float)(1 / sqrt(1 - pow(0.999, steps)));
     const float eps = how->eps;
-    for (int64_t i = 0; i < size; i++) {
+    for (int64_t i = 0; i < team->size; i++) {
         const float slope = grad[i] * shorter, moment = moments[i] + 0.1f * (slope - moments[i]);
         const float square = 0.999f * squares[i] + 0.001f * slope * slope;
         grad[i] = slope, moments[i] = moment, squares[i] = square;
@@ -622,8 +644,28 @@ static float *moved(const Team *team, const Learning *how, const float *weight) 
     return weight ? team->flat + (weight - how->flat) : 0;
 }
 
-/* Gradient steps over all samples, in minibatches; the values of METRICS summed over samples are added to `sums`. */
-void small_ppo(Team *team, const Network *net, const Learning *how, const Samples *samples, double *sums) {
+/* The gradient of one minibatch, in how->grad; the values of METRICS but the last are added to `sums`. The square of the
+   gradient's length. */
+static double minibatch(Team *team, uint64_t *number, double *sums) {
+    float *grads[PARTS];
+    atomic_store_explicit(&team->claim, ++*number << 8 | (uint64_t)team->parts, memory_order_release);
+    double begin = now();
+    for (int64_t part; (part = take(team, number)) >= 0;) {
+        small_part(&team->desk[0], *number, part);
+        const double end = now();
+        team->lasts = end - begin, begin = end;
+    }
+    for (int64_t part = 0; part < team->parts; part++) {
+        const Desk *desk = settle(team, *number, part, &begin);
+        grads[part] = desk->grads + part * team->size;
+        for (int k = 0; k < METRICS; k++) sums[k] += desk->sums[part][k];
+    }
+    return small_sum(team, grads);
+}
+
+/* Gradient steps over all samples, in minibatches; the values of METRICS summed over samples are added to `sums`. Not 0:
+   the trainers could not meet. */
+int small_ppo(Team *team, const Network *net, const Learning *how, const Samples *samples, double *sums) {
     team->net = *net, team->how = *how;
     for (int64_t l = 0; l < net->depth; l++) {
         team->net.weight[l] = moved(team, how, net->weight[l]);
@@ -634,24 +676,23 @@ void small_ppo(Team *team, const Network *net, const Learning *how, const Sample
     team->net.log_std = moved(team, how, net->log_std);
     memcpy(team->flat, how->flat, team->size * sizeof *team->flat);
     uint64_t number = atomic_load(&team->claim) >> 8;
+    int gone = 0;
     rest(team, 0);
-    for (int64_t first = 0; first < samples->count; first += samples->minibatch) {
-        const int64_t left = samples->count - first, count = left < samples->minibatch ? left : samples->minibatch;
-        float *grads[PARTS];
-        gather(team, net, samples, samples->rows + first, count);
-        atomic_store_explicit(&team->claim, ++number << 8 | (uint64_t)team->parts, memory_order_release);
-        double begin = now();
-        for (int64_t part; (part = take(team, &number)) >= 0;) {
-            small_part(&team->desk[0], number, part);
-            const double end = now();
-            team->lasts = end - begin, begin = end;
+    for (int64_t step = 0; !gone && step < samples->minibatches; step++) {
+        const int64_t first = step * samples->minibatch, left = samples->count - first;
+        const int64_t count = left < 0 ? 0 : left < samples->minibatch ? left : samples->minibatch;
+        double square = 0;
+        if (count) {
+            gather(team, net, samples, samples->rows + first, count, samples->norms ? samples->norms + 3 * step : 0);
+            square = minibatch(team, &number, sums);
+        } else /* the others have more samples */
+            memset(how->grad, 0, team->size * sizeof *how->grad);
+        if (samples->meet) {
+            gone = samples->meet();
+            square = small_square(how->grad, team->size);
         }
-        for (int64_t part = 0; part < team->parts; part++) {
-            const Desk *desk = settle(team, number, part, &begin);
-            grads[part] = desk->grads + part * team->size;
-            for (int k = 0; k < METRICS; k++) sums[k] += desk->sums[part][k];
-        }
-        sums[METRICS - 1] += small_step(team, grads) * count;
+        if (!gone) sums[METRICS - 1] += small_step(team, square) * count;
     }
     rest(team, 1);
+    return gone;
 }

@@ -13,12 +13,13 @@ import functools
 import os
 import weakref
 from collections.abc import Callable
-from ctypes import c_float, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int64, c_void_p
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from srl.algorithms.passes import advantage_norms, divided
 from srl.core import native
 from srl.core.specs import Array, Arrays
 from srl.policies.distributions import Categorical, Gaussian
@@ -26,7 +27,7 @@ from srl.policies.networks import Tanh, Twins
 
 if TYPE_CHECKING:
     from srl.algorithms.adam import Adam
-    from srl.algorithms.base import Interrupted
+    from srl.algorithms.base import Interrupted, Peers
     from srl.algorithms.ppo import PPO
     from srl.policies.actor_critic import ActorCritic
 
@@ -37,6 +38,7 @@ _AT_ONCE = 32
 """Gradient steps between two looks at whether the run is ending: some milliseconds."""
 
 Integers, Pointers = c_int64 * _DEEPEST, c_void_p * _DEEPEST
+Meeting = ctypes.CFUNCTYPE(c_int)
 
 
 class _Network(ctypes.Structure):
@@ -61,7 +63,9 @@ class _Samples(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("obs", "action", "log_prob", "obs_at", "action_at", "at")),
         *((name, c_void_p) for name in ("advantage", "returns", "old", "rows")),
-        *((name, c_int64) for name in ("count", "minibatch")),
+        *((name, c_int64) for name in ("count", "minibatch", "minibatches")),
+        ("norms", c_void_p),
+        ("meet", Meeting),
     )
 
 
@@ -73,7 +77,7 @@ def library() -> Any:
         results = [c_void_p] * 3
         found.small_act.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_float, c_float, *results]
         found.small_ppo.argtypes = [c_void_p] * 5
-        found.small_ppo.restype = None
+        found.small_ppo.restype = c_int
         found.small_team.argtypes, found.small_team.restype = [c_void_p, c_int64, c_int64, c_int64], c_void_p
         found.small_team_close.argtypes, found.small_team_close.restype = [c_void_p], None
     return found
@@ -162,14 +166,23 @@ class Small:
         return torch.empty(rows, self.actions), {self.name: actions, "log_prob": log_prob, "value": value}, places
 
     def learner(
-        self, optimizer: Adam, config: PPO, bonus: float, fields: Arrays, at: Array, goals: Array, index: Array
+        self,
+        optimizer: Adam,
+        config: PPO,
+        bonus: float,
+        fields: Arrays,
+        at: Array,
+        goals: Array,
+        index: Array,
+        peers: Peers | None = None,
     ) -> Learner:
         """Passes over a batch: ``fields`` of the slab, ``at`` the place of each entry there, ``goals`` of each.
 
-        ``bonus`` is the weight of the entropy; ``index`` are the entries that can be trained on.
+        ``bonus`` is the weight of the entropy; ``index`` are the entries that can be trained on; ``peers`` train on
+        other parts of the same minibatches.
         """
         self._follow()
-        return Learner(self, optimizer, config, bonus, fields, at, goals, index)
+        return Learner(self, optimizer, config, bonus, fields, at, goals, index, peers)
 
     def team(self, size: int, minibatch: int) -> int:
         """Where in memory those are who train ``size`` weights on minibatches of ``minibatch`` rows."""
@@ -223,9 +236,11 @@ class Learner:
         at: Array,
         goals: Array,
         index: Array,
+        peers: Peers | None,
     ) -> None:
         """See :meth:`Small.learner`."""
         self.small, self.index, self._library = small, index, small._library
+        self.config, self.gradient, self.peers = config, optimizer.grad, peers
         self._team = small.team(optimizer.flat.numel(), config.minibatch)
         group = optimizer.param_groups[0]
         self.learning = _Learning(
@@ -246,6 +261,7 @@ class Learner:
         kind = np.int64 if small.choice else np.float32
         taken = action if action.dtype == kind else action[at].astype(kind)
         goals, at = np.ascontiguousarray(goals, np.float32), np.ascontiguousarray(at, np.int64)
+        self.advantage = goals[0]
         self._kept = (obs, taken, goals, at, fields)  # what the pointers point to
         self.samples = _Samples(
             obs=obs.ctypes.data,
@@ -258,17 +274,39 @@ class Learner:
             returns=goals[1].ctypes.data,
             old=goals[2].ctypes.data,
             minibatch=config.minibatch,
+            meet=Meeting() if peers is None else Meeting(self._meet),
         )
+        self._error: BaseException | None = None
 
     def one_pass(self, order: Array, sums: Array, interrupted: Interrupted) -> bool:
         """Gradient steps on all entries in this order; adds up METRICS over the entries. False: it was interrupted."""
-        rows = self.index[order]
-        at_once = _AT_ONCE * self.samples.minibatch
+        rows, size = self.index[order], self.samples.minibatch
+        count, norms = -(-len(rows) // size), None
+        if self.peers is not None:
+            parts = divided(rows, size, self.peers)
+            count, norms = (
+                len(parts),
+                advantage_norms([self.advantage[part] for part in parts], self.config, self.peers),
+            )
         structures = (self.small.network, self.learning, self.samples)
-        for start in range(0, len(rows), at_once):
+        for start in range(0, count, _AT_ONCE):
             if interrupted():
                 return False
-            part = rows[start : start + at_once]
+            part = rows[start * size : (start + _AT_ONCE) * size]
             self.samples.rows, self.samples.count = part.ctypes.data, len(part)
-            self._library.small_ppo(self._team, *map(ctypes.addressof, structures), sums.ctypes.data)
+            self.samples.minibatches = min(_AT_ONCE, count - start)
+            self.samples.norms = None if norms is None else norms[start:].ctypes.data
+            if self._library.small_ppo(self._team, *map(ctypes.addressof, structures), sums.ctypes.data):
+                assert self._error is not None
+                raise self._error
         return True
+
+    def _meet(self) -> int:
+        """Add up gradients over all trainers; called from C, where nothing can be raised."""
+        assert self.peers is not None
+        try:
+            self.peers.sum(self.gradient)
+        except BaseException as error:
+            self._error = error
+            return 1
+        return 0

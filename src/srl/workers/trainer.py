@@ -2,6 +2,9 @@
 
 Order matters at the start: the (restored) version is published *before* any sample is admitted, so nobody can act
 with older weights, and admission counts from this start, so a resumed run admits what a new one would.
+
+A policy may have several trainers (:mod:`srl.workers.group`), each with samples of its own. The first one publishes and
+saves for all.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from srl.core.worker import Progress, State, Worker
 from srl.services.checkpoints import CheckpointStore
 from srl.streams.protocols import Full, ParameterStream, SampleStream
 from srl.workers.batches import BatchSource
+from srl.workers.group import Group, PeersLost
 from srl.workers.opponents import PAST
 
 _FIRST_SAVE = 10.0
@@ -76,9 +80,14 @@ class TrainerWorker(Worker):
         checkpoints: CheckpointStore | None,
         plan: TrainerPlan,
         priorities: SampleStream | None = None,
+        group: Group | None = None,
     ) -> None:
-        """``priorities`` is where a buffer hears how much is still to be learned from its samples."""
+        """``priorities`` is where a buffer hears how much is still to be learned from its samples.
+
+        ``group`` are the policy's trainers, if there are several.
+        """
         super().__init__(name)
+        self.group = group
         self.policy, self.algorithm, self.spaces, self.plan = policy, algorithm, spaces, plan
         self.samples, self.parameters, self.checkpoints = samples, parameters, checkpoints
         self.priorities = priorities
@@ -89,12 +98,12 @@ class TrainerWorker(Worker):
         """What the checkpoint held that this run goes on from."""
         self.source: BatchSource
         self.learner: Learner
+        self._batch: tuple[Batch, Any, list[Full]] | None = None
+        """What is trained on next."""
 
     def start(self) -> None:
         """See :class:`Worker`."""
         import torch
-
-        from srl.policies.host import arrays_of
 
         torch.set_num_threads(self.plan.threads)
         device = self.plan.device
@@ -102,15 +111,15 @@ class TrainerWorker(Worker):
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.learner = self.algorithm.learner(self.spaces, derive(self.plan.seed, self.name), device)
         self.consumer = self.samples.consumer()
-        self.writer = self.parameters.writer()
+        self.writer = self.parameters.writer() if self.leads else None
         self.feedback = self.priorities.producer(0, self.incarnation) if self.priorities is not None else None
         resume = self.plan.resume
         if self.restarted and self.checkpoints is not None and self.checkpoints.versions():
             resume = "latest"
         if resume is not None and self.checkpoints is not None:
             self._restore(self.checkpoints.load(resume, self.metrics.notes.append))
-        self.version = max(self.version, self.writer.version + 1)  # versions never go backwards
-        self._publish(arrays_of(self.learner.policy))
+        if self.writer is not None:
+            self.version = max(self.version, self.writer.version + 1)  # versions never go backwards
         self.before = self.learner.state()
         self._saved = self.version if resume is not None else -1
         self._saved_at = time.monotonic()
@@ -121,31 +130,99 @@ class TrainerWorker(Worker):
             keep_freed_memory()
             sys.setswitchinterval(_TURN)
             self.source.start()
+        if self.group is None:
+            self._begin()
+        else:
+            self.group.join(self.incarnation, "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the trainer that publishes and saves."""
+        return self.group is None or self.group.rank == 0
+
+    def _begin(self) -> None:
+        """Publish what there is, then let samples come."""
+        from srl.policies.host import arrays_of
+
+        if self.writer is None or self.writer.version < self.version:
+            self._publish(arrays_of(self.learner.policy))
         self._admit()
 
     def poll(self, timeout: float) -> Progress:
         """See :class:`Worker`: one update, if there is a batch. Who is done goes on: others may still need it."""
+        try:
+            return self._poll(timeout)
+        except PeersLost:
+            assert self.group is not None
+            self.learner.load_state(self.before)
+            self.metrics.notes.append(f"{self.name} lost another trainer; it waits for one in its place")
+            self.group.leave()
+            return Progress()
+
+    def _poll(self, timeout: float) -> Progress:
+        if self.group is not None and not self.group.formed and not self._meet(timeout):
+            return Progress()
         if self._past_due:
             self._tag_past()
         self._admit()
-        ready = self.source.get(timeout)
-        if ready is None:
+        self._batch = self._batch or self.source.get(timeout)
+        if self._batch is None:
             return Progress(done=self.steps >= self.plan.steps)
-        trained = self._train(*ready)
+        if not self._everybody_ready(self._batch[0], timeout):
+            return Progress(done=self.steps >= self.plan.steps)
+        trained = self._train(*self._batch)
+        self._batch = None
         due = min(self.plan.checkpoint_seconds, _FIRST_SAVE) if self._saved < 0 else self.plan.checkpoint_seconds
         if time.monotonic() - self._saved_at >= due:
             self._try_to_save()
         return Progress(trained, done=self.steps >= self.plan.steps)
 
-    def _train(self, batch: Batch, prepared: Any, taken: list[Full]) -> int:
-        from srl.policies.host import arrays_of
+    def _meet(self, timeout: float) -> bool:
+        """Wait for the other trainers, and go on where the one is that has trained most; whether all are there."""
+        import torch
 
+        assert self.group is not None
+        with self.metrics.wait("trainers"):
+            if not self.group.form(timeout):
+                return False
+        everybody = self.group.gather(torch.tensor([self.updates, self.version, self.steps]))
+        source = int(everybody[:, 0].argmax())
+        mine = self.before.arrays if source == self.group.rank else None
+        given = self.group.give(mine, source)
+        if mine is None:
+            own = {"generator": self.before.arrays["generator"]} if "generator" in given else {}  # orders differ
+            self.learner.load_state(State({**given, **own}, self.before.values))
+            self.before = self.learner.state()
+        updates, version, steps = int(everybody[source, 0]), int(everybody[:, 1].max()), int(everybody[source, 2])
+        if updates > self.updates and self._batch is not None:  # it was part of what the others have finished
+            self.source.release(self._batch[2])
+            self._batch = None
+        self.updates, self.version, self.steps = updates, version, steps
+        self.metrics.counters.update(steps=self.steps, updates=self.updates)
+        self.learner.peers = self.group
+        self._begin()
+        return True
+
+    def _everybody_ready(self, batch: Batch, timeout: float) -> bool:
+        """Count the steps of the next update; whether all trainers of the policy have their batch for it."""
         arrays = batch.slab.arrays
         counted = arrays.get("inserted")  # a replay says how many steps are new; else all are
         steps = int(np.sum(arrays["valid"][batch.blocks, :-1] if counted is None else counted[batch.blocks, :-1]))
+        if self.group is None:
+            self._next_steps = steps
+            return True
+        with self.metrics.wait("trainers"):
+            total = self.group.ready(steps, timeout)
+        self._next_steps = total or 0
+        return total is not None
+
+    def _train(self, batch: Batch, prepared: Any, taken: list[Full]) -> int:
+        from srl.policies.host import arrays_of
+
+        steps = self._next_steps
         for use in range(self.algorithm.reuse):
             staleness = self.version - self._versions(batch.blocks)
-            found = self.learner.train(prepared, self.steps, self._abandon)
+            found = self._learn(prepared, taken, use)
             if found is None:
                 return 0
             weights = arrays_of(self.learner.policy)
@@ -169,6 +246,15 @@ class TrainerWorker(Worker):
         self._admit()
         self.metrics.counters.update(steps=self.steps, updates=self.updates)
         return steps
+
+    def _learn(self, prepared: Any, taken: list[Full], use: int) -> dict[str, float] | None:
+        try:
+            return self.learner.train(prepared, self.steps, self._abandon)
+        except PeersLost:
+            if use:  # it was trained on before, and would be again
+                self.source.release(taken)
+                self._batch = None
+            raise
 
     def _prioritize(self, batch: Batch) -> None:
         """Send priorities back to the buffer; if it is behind they are not worth waiting for."""
@@ -201,7 +287,7 @@ class TrainerWorker(Worker):
     def _tag_past(self) -> None:
         """Save this version for opponents to play."""
         self._past_due = False
-        if self.checkpoints is not None:
+        if self.checkpoints is not None and self.leads:
             self.save()
             self.checkpoints.tag(f"{PAST}{self.version:09d}", self.version)
 
@@ -232,7 +318,8 @@ class TrainerWorker(Worker):
         self.metrics.gauges.update({"queue/filling": running, "queue/full": waiting + self.source.held})
 
     def _publish(self, weights: Arrays) -> None:
-        self.writer.publish(weights, self.version)
+        if self.writer is not None:
+            self.writer.publish(weights, self.version)
         self.metrics.gauges["version"] = self.version
 
     def _abandon(self) -> bool:
@@ -250,7 +337,7 @@ class TrainerWorker(Worker):
 
     def save(self) -> None:
         """Write a checkpoint of the last whole update."""
-        if self.checkpoints is None or self._saved == self.version:
+        if self.checkpoints is None or self._saved == self.version or not self.leads:
             return
         whole = State(values={"version": self.version, "steps": self.steps, "updates": self.updates})
         whole.put("learner", self.before)
@@ -282,6 +369,15 @@ class TrainerWorker(Worker):
         """See :class:`Worker`."""
         self.source.close()
         self.consumer.close()
-        self.writer.close()
+        if self.writer is not None:
+            self.writer.close()
+        if self.group is not None:
+            self.group.close()
         if self.feedback is not None:
             self.feedback.close()
+
+
+class PeerTrainer(TrainerWorker):
+    """A trainer of a policy that is not its first."""
+
+    kind = "peer"
