@@ -42,7 +42,7 @@ class Answers:
     """An inference stream that answers at once."""
 
     def client(self, index, slab, incarnation):
-        return LocalInference(slab, lambda obs, kind, version: (OUTPUTS, version), None)
+        return LocalInference(slab, lambda obs, kind, version: (OUTPUTS, version))
 
 
 @pytest.fixture

@@ -329,7 +329,7 @@ def test_whatever_happens_in_the_middle_of_a_call_everybody_is_answered(inferenc
 @pytest.mark.parametrize("bell", [None, object()])
 def test_inline_inference_answers_at_once_in_the_block_itself(bell):
     slab = Slab(SPEC, 1, shared=False)
-    client = LocalInference(slab, lambda obs, kind, version: (answer(obs), version + 3), bell)
+    client = LocalInference(slab, lambda obs, kind, version: (answer(obs), version + 3), lambda: bell)
     assert client.ready() and not client.waiting()
     for name in SPEC.observations:
         slab.steps[name][2] = contents(SPEC, 6)[name][0]
@@ -349,7 +349,7 @@ def test_inline_inference_waits_for_the_version_it_was_asked_for():
     def act(obs, kind, version):
         return (answer(obs), there[-1]) if version in there else None
 
-    client = LocalInference(slab, act, None)
+    client = LocalInference(slab, act)
     client.submit(0, 2)
     for newest in (1, 2):
         assert not client.ready()

@@ -71,6 +71,20 @@ class Segment:
             # The descriptor stays open as long as this object lives: it is what other processes open.
             weakref.finalize(self, _discard, fd, self.handle)
 
+    @classmethod
+    def attached(cls, handle: str, nbytes: int) -> Segment:
+        """The segment of another process on this host."""
+        segment = cls.__new__(cls)
+        segment.nbytes, segment.handle = nbytes, handle
+        fd = os.open(handle, os.O_RDWR)
+        try:
+            if os.fstat(fd).st_size < nbytes:
+                raise SrlError(f"shared segment {handle} is smaller than the {nbytes} bytes it should hold")
+            segment._map(fd)
+        finally:
+            os.close(fd)
+        return segment
+
     def _map(self, fd: int) -> None:
         try:
             self._mmap = mmap.mmap(fd, max(self.nbytes, 1))
@@ -98,20 +112,7 @@ class Segment:
     def __reduce__(self) -> tuple[Any, ...]:
         if not self.handle:
             raise SrlError("private memory cannot be sent to another process")
-        return _attach_segment, (self.handle, self.nbytes)
-
-
-def _attach_segment(handle: str, nbytes: int) -> Segment:
-    segment = Segment.__new__(Segment)
-    segment.nbytes, segment.handle = nbytes, handle
-    fd = os.open(handle, os.O_RDWR)
-    try:
-        if os.fstat(fd).st_size < nbytes:
-            raise SrlError(f"shared segment {handle} is smaller than the {nbytes} bytes it should hold")
-        segment._map(fd)
-    finally:
-        os.close(fd)
-    return segment
+        return Segment.attached, (self.handle, self.nbytes)
 
 
 def _create_file(nbytes: int) -> tuple[int, str]:

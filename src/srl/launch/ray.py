@@ -189,6 +189,8 @@ class RayLauncher(Controller):
         super().__init__(*given, **watched)
         self.ray, self.hosts = hosts.ray, hosts
         self.numbers = {node.name: number for number, node in enumerate(self.nodes)}
+        trainers = [node for node in self.nodes if node.worker.kind == "trainer"]
+        self.relayed = [node.arguments["parameters"] for node in trainers]
         self.places: dict[str, _Place] = {}
         self.sites: list[_Place] = []
         for bundle, berth in enumerate(berths(experiment, self.nodes, hosts.resources())):
@@ -253,7 +255,9 @@ class RayLauncher(Controller):
         needs = place.berth.resources
         options = {"num_cpus": needs["CPU"], "num_gpus": needs.get("GPU", 0), "max_concurrency": 8}
         kind = self.ray.remote(Site).options(**options, scheduling_strategy=where, max_restarts=0)
-        place.handle = kind.remote(self.hosts.names, self.hosts.lines.endpoint, str(self._marker))
+        reads = any(node.worker.kind in ("actor", "policy") for node in place.berth.nodes)
+        relayed = self.relayed if reads else []
+        place.handle = kind.remote(self.hosts.names, self.hosts.lines.endpoint, str(self._marker), relayed)
         place.ended, place.lost = place.handle.wait.remote(), False
 
     def heard(self, timeout: float) -> list[Child]:

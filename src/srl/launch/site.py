@@ -30,7 +30,9 @@ from srl.launch.local import start_worker
 from srl.services.network import Network
 from srl.streams.frames import Header, decode, encode, stream_id
 from srl.streams.hub import HubNames
+from srl.streams.relay import Relays
 from srl.streams.sockets import ServerThread, bind, connect, receive
+from srl.streams.tcp_parameters import TcpParameters
 
 _NAME = "lines"
 _LONGEST = 2**24
@@ -150,8 +152,12 @@ class _Worker:
 class Site:
     """A host's share of a run: starts workers, and passes on what they and the controller have to say."""
 
-    def __init__(self, names: HubNames, lines: str, seen: str) -> None:
-        """``lines`` is where the controller's :class:`Lines` are, ``seen`` a file in the run's folder."""
+    def __init__(self, names: HubNames, lines: str, seen: str, relayed: Sequence[TcpParameters] = ()) -> None:
+        """``lines`` is where the controller's :class:`Lines` are, ``seen`` a file in the run's folder.
+
+        ``relayed`` are the parameter streams that workers here read.
+        """
+        self._relays = Relays(relayed)
         self._unseen = "" if Path(seen).exists() else str(Path(seen).parent)
         self._socket = connect(names.network, lines, _LONGEST)
         self._stream = stream_id(_NAME)
@@ -196,6 +202,7 @@ class Site:
         for worker in self._workers.values():
             worker.process.kill()
             worker.process.join(timeout=5)
+        self._relays.close()
 
     def wait(self) -> None:
         """Return when the site is closed. Raises ConfigError if it is of no use."""

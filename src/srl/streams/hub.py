@@ -25,6 +25,8 @@ from srl.streams.sockets import ServerThread, bind, connect, receive
 _NAME = "hub"
 _LONGEST = 1024
 """Bytes of a name or an endpoint."""
+FAN_OUT = 2
+"""Relays that get a stream from the trainer, or from one relay: what a version costs each of them."""
 _PATIENCE = 0.25
 """Seconds to wait for the answer to the first question about a name."""
 _COUNTED = 10.0
@@ -61,13 +63,23 @@ class Hub:
         if header.kind == "name" and len(texts) == 2:
             self.where[texts[0]] = texts[1]
         elif header.kind == "where" and len(texts) == 1:
-            self._answer(identity, Header("name"), texts[0], self.where.get(texts[0], ""))
+            self._answer(identity, Header("name"), texts[0], self._place(texts[0]))
         elif header.kind == "number" and len(texts) == 1:
             self.numbers[texts[0]] = max(header.number, self.numbers.get(texts[0], -1))
         elif header.kind == "count" and len(texts) == 1:
             self._answer(identity, Header("number", number=self.numbers.get(texts[0], -1)), texts[0])
         else:
             raise DecodeError(f"{header.kind!r} with {len(texts)} texts")
+
+    def _place(self, name: str) -> str:
+        """Where ``name`` is; ``stream^address``: where the relay there gets the stream from."""
+        stream, relay, address = name.partition("^")
+        if not relay:
+            return self.where.get(name, "")
+        relays = [each for each in self.where if each.startswith(f"{stream}@")]  # in the order in which they came
+        mine = f"{stream}@{address}"
+        parent = relays.index(mine) // FAN_OUT - 1 if mine in relays else -1
+        return self.where.get(relays[parent] if parent >= 0 else stream, "")
 
     def _answer(self, identity: bytes, header: Header, *texts: str) -> None:
         self._server.send(identity, header, *(text.encode() for text in texts))

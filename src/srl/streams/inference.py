@@ -135,8 +135,13 @@ class LocalInference:
     """Inline inference: the policy sits in the actor and works on views of the block itself."""
 
     def __init__(
-        self, slab: Slab, act: Act, pollable: Any, ended: Callable[[Array, Array], None] = lambda *_: None
+        self,
+        slab: Slab,
+        act: Act,
+        pollable: Callable[[], Any] = lambda: None,
+        ended: Callable[[Array, Array], None] = lambda *_: None,
     ) -> None:
+        """``pollable`` says what to wait for while the weights are yet to come."""
         self.slab, self._act, self._pollable, self._ended = slab, act, pollable, ended
         self._pending: tuple[int, int] | None = None
 
@@ -167,7 +172,7 @@ class LocalInference:
 
     def pollable(self) -> Any:
         """See :class:`~srl.streams.protocols.InferenceClient`."""
-        return self._pollable
+        return self._pollable()
 
     def close(self) -> None:
         """See :class:`~srl.streams.protocols.InferenceClient`."""

@@ -34,6 +34,14 @@ class ParameterBoard:
         self.begun, self.published, self.nbytes, self.shape = (header[i : i + 1] for i in range(4))
         self.versions = header[4:]
 
+    @classmethod
+    def attached(cls, header: str, data: str) -> ParameterBoard:
+        """The board of another process on this host, by the handles of its segments."""
+        board = cls.__new__(cls)
+        board.header_segment, board.data = Segment.attached(header, 8 * len(_HEADER)), Segment.attached(data, 0)
+        board._map()
+        return board
+
     def newest(self) -> int:
         """The newest version (-1: none)."""
         return int(self.versions[self.published[0] % 2])

@@ -164,6 +164,10 @@ class ServerLink:
             self.socket.copy_threshold = 0
         return self.socket is not None
 
+    def heard(self) -> bool:
+        """Whether the server has answered since it was last asked."""
+        return self._heard >= self._asked
+
     def send(self, header: Header, arrays: Any = (), *, track: bool = False) -> Any:
         """Send without waiting; with ``track`` the arrays are not copied and the result says when they are free."""
         if self.socket is None:

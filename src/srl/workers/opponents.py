@@ -92,7 +92,7 @@ class OpponentInference:
                 self.results[version] = games + 1, wins + (np.sign(value) + 1) / 2
             self.versions[index, rows] = -1
 
-        return LocalInference(slab, act, None, ended)
+        return LocalInference(slab, act, ended=ended)
 
     def server(self, index: int) -> InferenceServer:
         """There is none."""

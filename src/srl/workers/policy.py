@@ -119,7 +119,7 @@ class InlineInference:
             host.refresh(reader)
             return None if host.version < version else (host.act(inputs, me, peeks[kind == PEEK]), host.version)
 
-        return LocalInference(slab, act, reader.pollable())
+        return LocalInference(slab, act, reader.pollable)
 
     def server(self, index: int) -> InferenceServer:
         """There is none."""
