@@ -25,8 +25,8 @@ from srl.streams.sockets import ServerThread, bind, connect, receive
 _NAME = "hub"
 _LONGEST = 1024
 """Bytes of a name or an endpoint."""
-FAN_OUT = 2
-"""Relays that get a stream from the trainer, or from one relay: what a version costs each of them."""
+FAN_OUT = 3
+"""Relays that get a stream from one relay. The trainer has a single one to send to, whatever the number of hosts."""
 _PATIENCE = 0.25
 """Seconds to wait for the answer to the first question about a name."""
 _COUNTED = 10.0
@@ -78,8 +78,8 @@ class Hub:
             return self.where.get(name, "")
         relays = [each for each in self.where if each.startswith(f"{stream}@")]  # in the order in which they came
         mine = f"{stream}@{address}"
-        parent = relays.index(mine) // FAN_OUT - 1 if mine in relays else -1
-        return self.where.get(relays[parent] if parent >= 0 else stream, "")
+        first = mine not in relays or mine == relays[0]
+        return self.where.get(stream if first else relays[(relays.index(mine) - 1) // FAN_OUT], "")
 
     def _answer(self, identity: bytes, header: Header, *texts: str) -> None:
         self._server.send(identity, header, *(text.encode() for text in texts))

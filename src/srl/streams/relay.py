@@ -1,8 +1,8 @@
 """One subscriber a host: a relay takes weights from the trainer or from another relay, and its host shares its board.
 
 Relays form a tree, so what a version costs the trainer does not grow with the number of hosts: it sends to the first
-few, each of these to a few more. Who is whose parent is the hub's to say (:class:`~srl.streams.hub.Hub`). A relay whose
-parent does not answer asks the trainer itself.
+one, which sends to a few, each of which sends to a few more. Who is whose parent is the hub's to say
+(:class:`~srl.streams.hub.Hub`). A relay whose parent does not answer asks the trainer itself.
 
 The first site on a host that can claim it has the relay; when that one ends another takes over.
 """
