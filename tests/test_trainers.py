@@ -152,16 +152,24 @@ def test_a_trainer_that_dies_is_noticed_at_once_and_not_taken_for_there(tmp_path
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("name", ["cartpole", "cartpole-dqn"])
-def test_two_trainers_learn(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "changes", "enough"), [("cartpole", {}, 475), ("cartpole-dqn", {"minibatch": 32}, 150)]
+)
+def test_two_trainers_learn_and_go_on_when_resumed(name, changes, enough, tmp_path):
     x = recipe(name)
-    x = replace(x, actors=replace(x.actors, count=2, envs=max(x.actors.envs // 2, 4)), trainer=srl.Trainer(count=2))
-    result = replace(x, until="return>=475").run(tmp_path / "run", quiet=True)
-    assert evaluate(tmp_path / "run").return_mean >= 475
-    assert result.steps < x.steps
-    again = read_metrics(tmp_path / "run")[-1]
+    x = replace(
+        x,
+        algorithm=replace(x.algorithm, **changes),
+        actors=replace(x.actors, count=2, envs=x.actors.envs // 2),
+        trainer=srl.Trainer(count=2),
+        evaluator=srl.Evaluator(count=1, seconds=1.0),
+        until=f"return>={enough}",  # an untrained one gets 10 to 20
+    )
+    result = x.run(tmp_path / "run", quiet=True)
+    assert evaluate(tmp_path / "run", tag="best").return_mean >= 0.8 * enough
+    before = read_metrics(tmp_path / "run")[-1]
     srl.resume(tmp_path / "run", steps=result.steps + 10_000, until="")
-    assert read_metrics(tmp_path / "run")[-1]["version"] > again["version"]
+    assert read_metrics(tmp_path / "run")[-1]["version"] > before["version"]
 
 
 class Lonely(srl.PPO):

@@ -153,13 +153,15 @@ class DQNLearner(TorchLearner):
         import torch
 
         config = self.config
+        if self.stops(interrupted):
+            return None
         self.anneal(config.lr, config.anneal_steps, steps)
         fields = {name: torch.from_numpy(array).to(self.device) for name, array in prepared.items()}
         # Spread over the shares the batch was drawn from, so that every minibatch is like the whole.
         parts = torch.randperm(config.minibatch * config.minibatches, generator=self.generator)
         sums, errors = torch.zeros(3), torch.empty(len(parts))
         for rows in parts.split(config.minibatch):  # type: ignore[no-untyped-call]
-            if self.stops(interrupted):
+            if self.peers is None and interrupted():  # nobody leaves the others in the middle of an update
                 return None
             if self.gradient_steps % config.target_every == 0:
                 self.target.load_state_dict(self.policy.state_dict())

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from srl.algorithms.base import Peers
 from srl.envs.base import EnvConfig, Observed, StepViews
 from srl.envs.gym import Gym
 from srl.envs.single import AGENT
@@ -124,7 +125,7 @@ def _env_costs(task: Task) -> tuple[_Glance, _Glance, int, float, Played]:
         step, took = _made(task, copies)
         many = _glance(step)
         lasting = max(took, (many.cpu + many.waits) / 1e6)
-    return one, many, copies, make, _play(step, task.algorithm.horizon + 1, _LOOK)
+    return one, many, copies, make, play(step, task.algorithm.horizon + 1, _LOOK)
 
 
 def _made(task: Task, copies: int) -> tuple[Stepping, float]:
@@ -146,7 +147,7 @@ def _train_cost(task: Task, played: Played) -> float:
     one_minibatch = -(-getattr(algorithm, "minibatch", horizon) // horizon)
     for rows in (1, min(task.copies * len(task.agents), one_minibatch)):
         with _one_core():  # or what its helpers did would count
-            found = _glance(_training(algorithm, task.spaces, rows, played, device)[0])
+            found = _glance(training(algorithm, task.spaces, rows, played, device)[0])
         spent = found.cpu if device == "cpu" else found.wall
         cost = float(passes * spent / (horizon * rows))
         if found.wall > _MOMENT * 1e6:  # with a large network the size of a minibatch hardly matters
@@ -230,13 +231,13 @@ def _measure(x: Experiment) -> Parts:
     ways = _ways(x, algorithm)
     found = {f"env, {way}": _time(step) / rows for way, step in ways.items()}
     spaces = x.env.make(1).spaces(AGENT)
-    played = _play(ways["SRL"], algorithm.horizon + 1)
+    played = play(ways["SRL"], algorithm.horizon + 1)
     found["forward"] = _time(_acting(algorithm, spaces, rows, played)) / rows
     # A batch comes from all copies there are: what copies show repeats less from one to the other.
     whole = x.actors.count * x.actors.ring * rows
     if whole > rows:
-        played = _play(Stepping(x.env, (AGENT,), whole, algorithm), algorithm.horizon + 1)
-    train, batch = _training(algorithm, spaces, whole, played)
+        played = play(Stepping(x.env, (AGENT,), whole, algorithm), algorithm.horizon + 1)
+    train, batch = training(algorithm, spaces, whole, played)
     samples = len(batch.positions)
     found["copy"] = _time(_copying(batch, algorithm.minibatch)) / samples
     found["train"] = _time(train) / (samples * algorithm.epochs) - found["copy"]
@@ -288,7 +289,7 @@ class Stepping:
         self.env.step([next(self.actions)], self.views)
 
 
-def _play(step: Stepping, steps: int, seconds: float = float("inf")) -> Played:
+def play(step: Stepping, steps: int, seconds: float = float("inf")) -> Played:
     """What is observed in so many steps, or as many as there is time for: what it costs to look at may depend on it."""
     begin = time.perf_counter()
     found: list[Played] = []
@@ -332,8 +333,8 @@ def _acting(algorithm: Any, spaces: Any, rows: int, played: Played) -> Callable[
     return act
 
 
-def _training(
-    algorithm: Any, spaces: Any, rows: int, played: Played, device: str = "cpu"
+def training(
+    algorithm: Any, spaces: Any, rows: int, played: Played, device: str = "cpu", peers: Peers | None = None
 ) -> tuple[Callable[[], Any], Any]:
     """A whole update on a block of what was played, and that block as a batch."""
     from srl.core.slab import Batch, Slab
@@ -342,6 +343,7 @@ def _training(
     for name, array in slab.arrays.items():
         array[...] = _like(played, name, array.dtype.str, array.shape)
     learner = algorithm.learner(spaces, 0, device)
+    learner.peers = peers
     batch = Batch(slab, [0])
     prepared = learner.prepare(batch)
     return lambda: learner.train(prepared, 0, lambda: False), batch
