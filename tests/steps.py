@@ -12,7 +12,7 @@ def gradient_step(learner, batch, goal):
     if learner.config.normalize_advantage and count > 1:
         norm = count, float(advantage.mean()), 1 / (float(advantage.std(ddof=1)) + 1e-8)
     learner.optimizer.zero_grad()
-    sums = learner._gradient(learner.policy, batch, {}, None, goal, norm)
+    sums = learner.gradient(learner.policy, batch, {}, None, goal, norm)
     length = learner.optimizer.clip(learner.config.max_grad_norm)
     learner.optimizer.step()
     return np.array([*sums, length * count])

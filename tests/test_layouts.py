@@ -153,7 +153,7 @@ def test_a_step_of_the_slow_path_does_not_import_sympy():
         "batch = {'obs': seen, 'action': none.long(), 'log_prob': none}\n"
         "before = learner.optimizer.flat.clone()\n"
         "goal = np.arange(12, dtype=np.float32).reshape(3, 4)\n"
-        "learner._gradient(learner.policy, batch, {}, None, goal, (4, 0.0, 1.0))\n"
+        "learner.gradient(learner.policy, batch, {}, None, goal, (4, 0.0, 1.0))\n"
         "learner.optimizer.step()\n"
         "assert (learner.optimizer.flat != before).any()\n"
         "assert 'sympy' not in sys.modules\n"

@@ -217,62 +217,50 @@ def wire(
     policies: list[Node] = []
     buffers: list[Node] = []
     trainers: list[Node] = []
-    samples = [make.all_samples(plans) for make in ranks]
+    trained = [plan for plan in plans if not plan.opponent]
+    samples = [{plan.policy: make.samples(plan.policy, plan.block, plan.slab) for plan in trained} for make in ranks]
+    weights = {plan.policy: ranks[0].parameters(plan.policy) for plan in trained}
 
-    for plan in plans:
-        name, rows = plan.policy, plan.block.rows
+    for plan, (make, own) in itertools.product(plans, zip(ranks, samples, strict=True)):
+        name, sink = plan.policy, make.sink(plan, own)
         common: dict[str, Any] = {"algorithm": plan.algorithm, "spaces": plan.spaces}
-        parameters = None if plan.opponent else ranks[0].parameters(name)
-        for make, own in zip(ranks, samples, strict=True):
-            sink = make.sink(plan, own)
-            if plan.opponent is not None:
-                store = opponent_store(plan, plans, run_dir)
-                for i in make.mine:
-                    seed = derive(x.seed, name, i)
-                    against = OpponentInference(
-                        plan.opponent, **common, store=store, seed=seed, clients=make.slots, rows=rows
-                    )
-                    routes[i].append(Route(name, plan.agents, against, sink))
-                continue
-
-            source, priorities = own[name], None
-            replay = plan.algorithm.replay()
-            if replay is not None:
-                source, priorities, buffer = make.buffer(plan, replay, source, resume)
-                buffers.append(buffer)
-            todo = trainer_plan(x, plan, plans, threads, resume)
-            trained = {"policy": name, "samples": source, "priorities": priorities, "plan": todo}
-            trained.update(checkpoints=checkpoint_store(run_dir, plan), group=make.group(name))
-            kind = PeerTrainer if make.rank else TrainerWorker
-            given = {**common, "parameters": parameters, **trained}
-            trainers.append(Node(kind, f"trainer-{make.called(name, '-')}", given))
-            if not plan.agents:  # it learns from what others do
-                continue
-
-            hosted: dict[str, Any] = {**common, "parameters": parameters, "clients": make.slots, "rows": rows}
-            inference: InferenceStream
-            if x.actors.inference == "remote":
-                inference = make.inference(name, sink, plan.block)
-                for i in range(make.servers):
-                    served = {"index": i, "inference": inference, "seed": x.seed, "threads": x.policies.threads}
-                    number = i * len(ranks) + make.rank
-                    policies.append(Node(PolicyWorker, f"policy-{name}-{number}", {**hosted, **served}))
+        if plan.opponent is not None:
             for i in make.mine:
-                if x.actors.inference == "inline":
-                    seed = derive(x.seed, "inference", name, i)
-                    inference = InlineInference(**hosted, seed=seed, threads=1 if make.shared else threads)
-                routes[i].append(Route(name, plan.agents, inference, sink))
+                against = make.opponent(plan, opponent_store(plan, plans, run_dir), derive(x.seed, name, i))
+                routes[i].append(Route(name, plan.agents, against, sink))
+            continue
+
+        source, priorities = own[name], None
+        replay = plan.algorithm.replay()
+        if replay is not None:
+            source, priorities, buffer = make.buffer(plan, replay, source, resume)
+            buffers.append(buffer)
+        todo = {"plan": trainer_plan(x, plan, plans, threads, resume), "checkpoints": checkpoint_store(run_dir, plan)}
+        given = {"samples": source, "priorities": priorities, "parameters": weights[name], "group": make.group(name)}
+        kind = PeerTrainer if make.rank else TrainerWorker
+        trainers.append(Node(kind, f"trainer-{make.called(name, '-')}", {"policy": name, **common, **given, **todo}))
+        if not plan.agents:  # it learns from what others do
+            continue
+
+        hosted = {**common, "parameters": weights[name], "clients": make.slots, "rows": plan.block.rows}
+        inference: InferenceStream
+        if x.actors.inference == "remote":
+            inference = make.inference(name, sink, plan.block)
+            for i in range(make.servers):
+                served = {"index": i, "inference": inference, "seed": x.seed, "threads": x.policies.threads}
+                number = i * len(ranks) + make.rank
+                policies.append(Node(PolicyWorker, f"policy-{name}-{number}", {**hosted, **served}))
+        for i in make.mine:
+            if x.actors.inference == "inline":
+                seed = derive(x.seed, "inference", name, i)
+                inference = InlineInference(**hosted, seed=seed, threads=1 if make.shared else threads)
+            routes[i].append(Route(name, plan.agents, inference, sink))
 
     acting = {"env": x.env, "copies": x.actors.envs, "ring": x.actors.ring, "seed": x.seed}
-    actors = [
-        Node(
-            ActorWorker,
-            f"actor-{i}",
-            {"index": i // len(ranks), "routes": each, **acting},
-            spare=i >= x.actors.count,
-        )
-        for i, each in enumerate(routes)
-    ]
+    actors = []
+    for i, each in enumerate(routes):
+        numbered = {"index": i // len(ranks), "routes": each}
+        actors.append(Node(ActorWorker, f"actor-{i}", {**numbered, **acting}, spare=i >= x.actors.count))
     return [*actors, *policies, *buffers, *trainers, *evaluators(x, plans, run_dir)]
 
 
@@ -313,10 +301,6 @@ class Streams:
             return None
         return Group(f"trainers/{name}", self.rank, self.x.trainer.count, self.names, self.run_dir / "names")
 
-    def all_samples(self, plans: Sequence[Plan]) -> dict[str, SampleStream]:
-        """The stream from the actors to the trainer of every policy that has one."""
-        return {plan.policy: self.samples(plan.policy, plan.block, plan.slab) for plan in plans if not plan.opponent}
-
     def samples(self, name: str, spec: BlockSpec, blocks: int, bells: Sequence[Doorbell] = ()) -> SampleStream:
         """A sample stream from the actors, or from whoever waits for ``bells``."""
         bells = bells or self.bells
@@ -336,6 +320,12 @@ class Streams:
         own = plan.policy in plan.trainers
         order = sorted(plan.trainers, key=lambda name: name != plan.policy)  # its own is where blocks are filled
         return TeeSamples([samples[name] for name in order], own=own)
+
+    def opponent(self, plan: Plan, store: CheckpointStore, seed: int) -> OpponentInference:
+        """How agents get their actions that play past versions of another policy."""
+        assert plan.opponent is not None
+        seat: dict[str, Any] = {"store": store, "seed": seed, "clients": self.slots, "rows": plan.block.rows}
+        return OpponentInference(plan.opponent, algorithm=plan.algorithm, spaces=plan.spaces, **seat)
 
     def parameters(self, name: str) -> ParameterStream:
         """A parameter stream."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from srl.algorithms.team import Team
 from srl.core.specs import Array
 
 if TYPE_CHECKING:
-    from srl.algorithms.base import Peers
-    from srl.algorithms.ppo import PPO
+    from srl.algorithms.base import Interrupted, Peers
+    from srl.algorithms.ppo import PPO, Norm, PPOLearner, Prepared
+    from srl.policies.actor_critic import ActorCritic
+
+Pass = Callable[[Array, Array, "Interrupted"], bool]
+"""One pass over a batch in the given order; adds to the sums of METRICS. False: it was interrupted."""
 
 
 def divided(order: Array, size: int, peers: Peers | None) -> list[Array]:
@@ -46,3 +52,39 @@ def _alone(advantage: Array, normalize: bool) -> tuple[int, float, float]:
     if not normalize or len(advantage) < 2:
         return len(advantage), 0.0, 1.0
     return len(advantage), float(advantage.mean()), 1 / (float(advantage.std(ddof=1)) + 1e-8)
+
+
+def autograd(learner: PPOLearner, prepared: Prepared, goals: Array, chunks: Array) -> Pass:
+    """Passes with autograd; ``chunks`` has the entries that stay together in its columns."""
+    config, whole, known = learner.config, prepared.batch, prepared.known
+    spec, size = whole.slab.spec, max(1, config.minibatch // len(chunks))
+    wanted = tuple(name for name in dict.fromkeys((*spec.inputs, *spec.outputs)) if name != "value")
+    team = learner.team = learner.team or Team(learner.policy, learner.optimizer, divide=learner.policy.own_networks)
+
+    def part(norm: Norm, policy: ActorCritic, columns: Array) -> Array:
+        rows, keep, state = chunks[:, columns].reshape(-1), None, {}
+        if config.memory:
+            keep = torch.from_numpy(np.flatnonzero(known[rows]))
+            starts = torch.from_numpy(whole.chunk_starts[columns])
+            state = {name: torch.from_numpy(whole.slab.flat[name])[starts] for name in spec.state}
+        given = learner.gather(whole, rows, wanted), state, keep, goals[:, rows[known[rows]]]
+        return learner.gradient(policy, *given, norm)
+
+    def one_pass(order: Array, sums: Array, interrupted: Interrupted) -> bool:
+        order = order[np.lexsort((chunks[0, order] % whole.wide, np.arange(len(order)) // size))]  # see Team.share
+        minibatches = divided(order, size, learner.peers)
+        entries = [chunks[:, columns] for columns in minibatches]
+        norms = advantage_norms([goals[0, rows[known[rows]]] for rows in entries], config, learner.peers)
+        for columns, rows, norm in zip(minibatches, entries, norms, strict=True):
+            if interrupted():
+                return False
+            learner.optimizer.zero_grad()
+            if len(columns):
+                sums[:-1] += team.share(columns, rows.size, partial(part, norm.tolist()))
+            if learner.peers is not None:
+                learner.peers.sum(learner.optimizer.grad)
+            sums[-1] += learner.optimizer.clip(config.max_grad_norm) * np.count_nonzero(known[rows])
+            learner.optimizer.step()
+        return True
+
+    return one_pass

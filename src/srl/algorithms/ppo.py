@@ -8,9 +8,8 @@ policy that really acted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     Tensors = dict[str, Tensor]
 
 
-Pass = Callable[[Array, Array, Interrupted], bool]
-"""One pass over a batch in the given order; adds to the sums of METRICS. False: it was interrupted."""
 Norm = Sequence[float]
 """Samples of a minibatch, what is taken from their advantages, and what these are multiplied with."""
 METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "grad_norm")
@@ -161,6 +158,8 @@ class PPOLearner(TorchLearner):
         """See :class:`Learner`."""
         import torch
 
+        from srl.algorithms.passes import autograd
+
         config, batch, known = self.config, prepared.batch, prepared.known
         left = self.anneal(config.lr, config.anneal_steps, steps)
         self.bonus = config.entropy * (left if config.anneal_entropy else 1.0)
@@ -173,7 +172,7 @@ class PPOLearner(TorchLearner):
         chunks = batch.chunks() if config.memory else index[None]
         small = self.policy.small()
         given = self.optimizer, config, self.bonus, batch.slab.flat, batch.positions, goals, index, self.peers
-        one_pass = small.learner(*given).one_pass if small is not None else self._pass(prepared, goals, chunks)
+        one_pass = small.learner(*given).one_pass if small is not None else autograd(self, prepared, goals, chunks)
         sums = np.zeros(len(METRICS) + 1)  # the last are the samples
         for _ in range(config.epochs):
             if self.stops(interrupted):
@@ -195,47 +194,7 @@ class PPOLearner(TorchLearner):
         means = dict(zip(METRICS, (sums[:-1] / max(sums[-1], 1)).tolist(), strict=True))
         return {**means, "lr": self.optimizer.param_groups[0]["lr"]}
 
-    def _pass(self, prepared: Prepared, goals: Array, chunks: Array) -> Pass:
-        """Passes with autograd; ``chunks`` has the entries that stay together in its columns."""
-        import torch
-
-        from srl.algorithms.passes import advantage_norms, divided
-        from srl.algorithms.team import Team
-
-        config, whole, known = self.config, prepared.batch, prepared.known
-        spec, size = whole.slab.spec, max(1, config.minibatch // len(chunks))
-        wanted = tuple(name for name in dict.fromkeys((*spec.inputs, *spec.outputs)) if name != "value")
-        team = self.team = self.team or Team(self.policy, self.optimizer, divide=self.policy.own_networks)
-
-        def part(norm: Norm, policy: ActorCritic, columns: Array) -> Array:
-            rows, keep, state = chunks[:, columns].reshape(-1), None, {}
-            if config.memory:
-                keep = torch.from_numpy(np.flatnonzero(known[rows]))
-                starts = torch.from_numpy(whole.chunk_starts[columns])
-                state = {name: torch.from_numpy(whole.slab.flat[name])[starts] for name in spec.state}
-            given = self.gather(whole, rows, wanted), state, keep, goals[:, rows[known[rows]]]
-            return self._gradient(policy, *given, norm)
-
-        def one_pass(order: Array, sums: Array, interrupted: Interrupted) -> bool:
-            order = order[np.lexsort((chunks[0, order] % whole.wide, np.arange(len(order)) // size))]  # see Team.share
-            minibatches = divided(order, size, self.peers)
-            entries = [chunks[:, columns] for columns in minibatches]
-            norms = advantage_norms([goals[0, rows[known[rows]]] for rows in entries], config, self.peers)
-            for columns, rows, norm in zip(minibatches, entries, norms, strict=True):
-                if interrupted():
-                    return False
-                self.optimizer.zero_grad()
-                if len(columns):
-                    sums[:-1] += team.share(columns, rows.size, partial(part, norm.tolist()))
-                if self.peers is not None:
-                    self.peers.sum(self.optimizer.grad)
-                sums[-1] += self.optimizer.clip(config.max_grad_norm) * np.count_nonzero(known[rows])
-                self.optimizer.step()
-            return True
-
-        return one_pass
-
-    def _gradient(
+    def gradient(
         self,
         policy: ActorCritic,
         batch: Tensors,
