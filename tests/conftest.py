@@ -47,3 +47,16 @@ def trained_some():
         eventually(condition, seconds, f"{run_dir} training on {steps} steps")
 
     return wait
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """Four hosts with a Ray node each, labelled by what they are for, and one that has not joined yet."""
+    from srl.bench.cluster import LABELS, cluster
+    from srl.bench.hosts import obstacle
+
+    pytest.importorskip("ray", reason="Ray is not installed")
+    if obstacle():
+        pytest.skip(obstacle())
+    with cluster(LABELS, cpus=3, spares=1) as found:
+        yield found

@@ -48,6 +48,17 @@ def test_old_versions_go_and_tagged_ones_stay(store):
     assert store.load("v7").values["version"] == 7
 
 
+def test_a_trainer_whose_place_another_has_taken_saves_nothing(store):
+    first = store.claimed()
+    first.save(7, "default", state(7))
+    second = store.claimed()
+    with pytest.raises(CheckpointError, match="another trainer has taken over"):
+        first.save(8, "default", state(8))
+    second.save(8, "default", state(9))
+    assert store.load("latest").arrays["weights"][0, 0] == 9
+    assert not list(store.folder.glob(".partial*"))
+
+
 def rewrite(manifest, about):
     """A manifest somebody has changed on purpose."""
     about.pop("sha256")

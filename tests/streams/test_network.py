@@ -212,6 +212,16 @@ def test_who_asks_again_hears_that_a_server_has_moved(hub):
     eventually(lambda: names.resolve("samples") == "tcp://127.0.0.1:2")
 
 
+def test_what_the_hub_has_not_heard_or_was_told_wrongly_it_is_told_again(hub):
+    names = hub.names()
+    names.add("samples", "tcp://127.0.0.1:2")
+    names.counter("parameters")[0] = 7
+    eventually(lambda: hub.where and hub.numbers)
+    hub.where["samples"] = "tcp://127.0.0.1:1"  # a late word of one that was given up
+    hub.numbers.clear()  # a word that was lost with its connection
+    eventually(lambda: hub.where["samples"] == "tcp://127.0.0.1:2" and hub.numbers == {"parameters": 7})
+
+
 def test_a_hub_that_is_gone_keeps_nobody_waiting(hub):
     names = hub.names()
     names.add("samples", "tcp://127.0.0.1:1")

@@ -19,6 +19,7 @@ from srl.core.slab import STEP_FIELDS, BlockSpec, Slab
 from srl.core.specs import ArraySpec
 from srl.streams import frames as codec
 from srl.streams import samples as samples_module
+from srl.streams import tcp_samples
 from srl.streams.frames import Header
 from srl.streams.tcp_samples import TcpSamples
 
@@ -698,6 +699,49 @@ def test_blocks_of_an_older_incarnation_are_ignored(samples, ends, stranger):
     new.send(*block_frames(2, incarnation=5))
     assert numbers(collected(consumer, 1, grants=0)) == [2]
     assert consumer.levels() == (2, 0)
+
+
+@pytest.fixture
+def soon_gone(monkeypatch):
+    """A producer that is away is given up at once."""
+    monkeypatch.setattr(tcp_samples, "_GONE", 0.2)
+    monkeypatch.setattr(tcp_samples, "_PROBE", 0.05)
+
+
+@TCP
+def test_the_blocks_of_a_producer_that_is_gone_for_good_go_to_the_others(samples, ends, soon_gone):
+    stream = samples(blocks=4, producers=2)
+    consumer = ends.near(Consumer, stream)
+    dead, alive = ends.far(Producer, stream, 0, 1), ends.far(Producer, stream, 1, 1)
+    meet(consumer, dead, alive)
+    granted(consumer, 4)
+    eventually(dead.acquire)
+    ends.kill(dead)
+    eventually(lambda: consumer.levels() == (2, 0))
+    granted(consumer, 2)
+    alive.produce_all([1, 2, 3])
+    assert numbers(collected(consumer, 3, grants=0)) == [1, 2, 3]
+
+
+@TCP
+def test_a_producer_that_was_given_up_may_come_back(samples, ends, stranger, soon_gone):
+    consumer = ends.near(Consumer, samples(blocks=4))
+    before = stranger("samples")
+    before.say("hello", incarnation=1)
+    granted(consumer, 2)
+    eventually(lambda: credit(before) == 2)
+    before.send(*block_frames(1))
+    eventually(lambda: consumer.levels() == (1, 1))
+    before.socket.close()
+    eventually(lambda: consumer.levels() == (0, 1))
+    after = stranger("samples")
+    after.send(*block_frames(2, sequence=1))  # its leave to send that was taken back
+    after.say("hello", incarnation=1, sequence=2)
+    granted(consumer, 1)
+    eventually(lambda: credit(after) == 3)
+    after.send(*block_frames(3, sequence=2))
+    assert numbers(collected(consumer, 2, grants=0)) == [1, 3]
+    assert consumer.rejected == 0
 
 
 @TCP

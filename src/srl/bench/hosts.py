@@ -1,6 +1,7 @@
 """Several hosts on one machine, for tests and benchmarks of what crosses a network: namespaces joined by a bridge.
 
-Each has an address of its own, and its network can be cut, delayed and made lossy. Needs Linux, root and iproute2.
+Each has an address of its own, and its network can be cut, delayed and made lossy. Needs Linux, root and iproute2. All
+hosts see the same files.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+from srl.bench import wire
 
 _USED = itertools.count()
 
@@ -22,17 +26,17 @@ def obstacle() -> str:
     """Why there can be no such hosts here, if so."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    return f"the commands {', '.join(missing)} are missing (Debian: iproute2)" if missing else ""
+    return "" if shutil.which("ip") else "the command ip is missing (Debian: iproute2)"
 
 
 class Host:
     """One namespace. ``outside`` is its network card's other end, at the bridge."""
 
-    def __init__(self, name: str, address: str, outside: str) -> None:
-        self.name, self.address, self.outside = name, address, outside
+    def __init__(self, name: str, address: str, outside: str, bridge: str) -> None:
+        self.name, self.address, self.outside, self.bridge = name, address, outside, bridge
         self.within = ("ip", "netns", "exec", name)
         self.started: list[subprocess.Popen[Any]] = []
+        self._wire: subprocess.Popen[Any] | None = None
 
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on this host."""
@@ -42,6 +46,13 @@ class Host:
     def pids(self) -> list[int]:
         """The processes on this host."""
         return [int(pid) for pid in _run("ip", "netns", "pids", self.name).split()]
+
+    def has(self, pid: int) -> bool:
+        """Whether a process is on this host."""
+        try:
+            return Path(f"/proc/{pid}/ns/net").stat().st_ino == Path(f"/run/netns/{self.name}").stat().st_ino
+        except OSError:
+            return False
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """A power cut: every process on this host gets a signal at once."""
@@ -59,14 +70,23 @@ class Host:
 
     def slow(self, delay_ms: float = 0.0, loss_percent: float = 0.0) -> None:
         """Delay all packets and lose some, in both directions; without arguments as before."""
-        for where in ((), self.within):
-            card = "eth0" if where else self.outside
-            change = ["netem", "delay", f"{delay_ms}ms", "loss", f"{loss_percent}%"]
-            if delay_ms or loss_percent:
-                _run(*where, "tc", "qdisc", "replace", "dev", card, "root", *change)
-            else:
-                with contextlib.suppress(subprocess.CalledProcessError):  # there was nothing to change
-                    _run(*where, "tc", "qdisc", "del", "dev", card, "root")
+        near, far = f"{self.outside}n", f"{self.outside}f"
+        if self._wire is not None:
+            self._wire.kill()
+            self._wire.communicate()
+            self._wire = None
+            _run("ip", "link", "del", near)
+            _run("ip", "link", "set", self.outside, "master", self.bridge)
+        if not (delay_ms or loss_percent):
+            return
+        _run("ip", "link", "add", near, "type", "veth", "peer", "name", far)
+        _run("ip", "link", "set", self.outside, "nomaster")
+        _run("ip", "link", "set", near, "up")
+        _run("ip", "link", "set", far, "master", self.bridge, "up")
+        command = [*wire.COMMAND, self.outside, near, str(delay_ms), str(loss_percent)]
+        self._wire = subprocess.Popen(command, stdout=subprocess.PIPE)
+        if self._wire.stdout is None or self._wire.stdout.readline() != wire.READY:
+            raise RuntimeError("the bad wire did not start")
 
 
 @contextlib.contextmanager
@@ -80,7 +100,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
         _run("ip", "link", "add", bridge, "type", "bridge")
         _run("ip", "link", "set", bridge, "up")
         for index in range(count):
-            host = Host(f"{tag}-{index}", f"{subnet}.{index + 1}", f"{tag}v{index}")
+            host = Host(f"{tag}-{index}", f"{subnet}.{index + 1}", f"{tag}v{index}", bridge)
             _run("ip", "netns", "add", host.name)
             made.append(host)
             inside = f"{tag}e{index}"
@@ -96,6 +116,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
         yield made
     finally:
         for host in made:
+            host.slow()
             _empty(host)
             _try("ip", "netns", "del", host.name)
             _try("ip", "link", "del", host.outside)

@@ -5,7 +5,8 @@
     │   └── UnknownName      a recipe, environment, algorithm or key nobody knows; suggests the nearest
     ├── StreamError          a stream cannot carry what it was given
     │   ├── DecodeError      bytes from a peer that are not a valid frame of this stream
-    │   └── StreamClosed     the other side closed the stream for good
+    │   ├── StreamClosed     the other side closed the stream for good
+    │   └── Unreachable      a peer did not answer for long; starting again may help
     ├── EnvError             an environment gave something it must not give, or was given it: NaN, a wrong shape
     ├── TrainingError        an update gave NaN or Inf
     ├── CheckpointError      a checkpoint is missing, damaged or of another experiment
@@ -51,6 +52,10 @@ class DecodeError(StreamError):
 
 class StreamClosed(StreamError):
     """The other side closed the stream for good."""
+
+
+class Unreachable(StreamError):
+    """A peer did not answer for long."""
 
 
 class EnvError(SrlError):

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from srl.core.errors import SrlError, StreamClosed
+from srl.core.errors import SrlError, StreamClosed, Unreachable
 from srl.core.worker import Worker
 
 REPORT_EVERY = 0.25
@@ -140,14 +140,15 @@ def worker_main(payload: bytes, pipe: Connection, log: str, litter: str, incarna
     except StreamClosed:
         code = 0 if link.is_ending_soon() else 1  # the trainer may have heard of the end before us
         link.close()
-        link.send(state="ended" if code == 0 else "failed", cause="its stream was closed", final=False)
+        # Whoever closed it has ended, and that has been counted.
+        link.send(state="ended" if code == 0 else "failed", cause="its stream was closed", final=False, blameless=True)
     except BaseException as error:
         code = 1
         traceback.print_exc()
         known = isinstance(error, SrlError)
         cause = str(error) if known else f"{type(error).__name__}: {error}"
         link.close()  # before the last word, as above
-        link.send(state="failed", cause=cause, final=known)
+        link.send(state="failed", cause=cause, final=known and not isinstance(error, Unreachable))
     finally:
         link.close()
         if started is not None:

@@ -80,7 +80,11 @@ class Child:
     state: str = "new"
     cause: str = ""
     final: bool = False
+    blameless: bool = False
+    """Whether it ended because another worker had."""
     polls: int = -1
+    heard: float = field(default_factory=time.monotonic)
+    """When it last reported."""
     moved: float = field(default_factory=time.monotonic)
     """When it last came back from a poll."""
     worked: float = field(default_factory=time.monotonic)
@@ -151,7 +155,11 @@ class Controller(ABC):
 
     def spares(self, child: Child) -> bool:
         """Whether a worker died of something that does not count against the budget."""
-        return False
+        return child.blameless
+
+    def absent(self, child: Child) -> str:
+        """Why nothing can be heard of a worker, whatever it does; nothing if it can."""
+        return ""
 
     @abstractmethod
     def heard(self, timeout: float) -> Iterable[Child]:
@@ -210,9 +218,10 @@ class Controller(ABC):
         except (EOFError, OSError):
             child.pipe.close()
             return
-        child.state = message.pop("state")
+        child.state, child.heard = message.pop("state"), time.monotonic()
         if child.state == "failed":
             child.cause, child.final = message["cause"], message["final"]
+            child.blameless = message.get("blameless", False)
         if "counters" not in message:  # last words
             return
         self._note(child, message)
@@ -254,12 +263,23 @@ class Controller(ABC):
             if child.waits_for and child not in stuck:
                 self.say(f"{child.node.name}: {WAITS[child.waits_for]}")
         for child in stuck:
-            stack = self._stack(child)
-            what = "has not come back" if child.polls >= 0 else "has been starting"
-            self.say(f"{child.node.name} {what} for {now - child.moved:.0f} s; it is here:\n{stack}")
-            # An update, or a start, may take as long as it takes; a step may not.
-            if child.node.worker.kind == "actor" and child.polls >= 0:
-                child.process.kill()
+            self._look_at(child, now)
+
+    def _look_at(self, child: Child, now: float) -> None:
+        """Say where a worker is stuck, and end it if that is no way to work."""
+        name, away = child.node.name, self.absent(child)
+        if away:
+            self.say(f"{name} has not been heard of for {now - child.heard:.0f} s: {away}")
+            return
+        if child.polls >= 0 and now - child.heard > self.stall_seconds:  # not even its second thread has come through
+            self.say(f"{name} has not been heard of for {now - child.heard:.0f} s")
+            child.process.kill()
+            return
+        what = "has not come back" if child.polls >= 0 else "has been starting"
+        self.say(f"{name} {what} for {now - child.moved:.0f} s; it is here:\n{self._stack(child)}")
+        # An update, or a start, may take as long as it takes; a step may not.
+        if child.node.worker.kind == "actor" and child.polls >= 0:
+            child.process.kill()
 
     def _stack(self, child: Child) -> str:
         """The Python stack of a worker's main thread, from its log."""

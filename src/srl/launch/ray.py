@@ -1,8 +1,7 @@
-"""The launcher for clusters: Ray places sites on hosts and says when one is lost; the controller is the local one's.
+"""The launcher for clusters: workers are processes of sites on the hosts of Ray; the controller is the local one's.
 
-A site (:mod:`srl.launch.site`) is one Ray actor that holds one worker, or a pack of actors: as many as fit on the
-smallest host. All sites are bundles of one placement group. When a host is lost Ray places its bundles elsewhere, as
-soon as there is room, and their workers start anew there; that uses nothing of the run's restart budget.
+Where sites are and what becomes of them is the business of :mod:`srl.launch.places`. The workers of a lost host start
+anew elsewhere, and that uses nothing of the run's restart budget.
 """
 
 from __future__ import annotations
@@ -12,34 +11,26 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from srl.core.errors import ConfigError, WorkerError
+from srl.core.errors import ConfigError
 from srl.experiment import Experiment, Node
 from srl.launch.controller import Child, Controller
-from srl.launch.site import Lines, RemoteLine, Site
+from srl.launch.places import Place, Places, berths, line
+from srl.launch.site import Lines, RemoteLine
 from srl.services.network import Keys, Network
 from srl.streams.hub import Hub
 
 KEYS = "keys.json"
 _HEALTH = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "4"}
 """For clusters started here: a host whose processes are gone is given up after 5 s instead of 15."""
-_PATIENCE = 30.0
-"""Seconds after which a run that still waits for room says so."""
+_UNHEARD = 5.0
+"""Seconds without a word from a site after which its host is said not to answer."""
 _GOING = 10.0
 """Seconds a process that was killed may take to end."""
-
-
-@dataclass(frozen=True)
-class Berth:
-    """What one site holds, and what it needs of a host."""
-
-    nodes: tuple[Node, ...]
-    resources: dict[str, float]
-    labels: dict[str, str]
 
 
 class Hosts:
@@ -99,50 +90,12 @@ def joined(launcher: str, run_dir: Path) -> Iterator[Hosts]:
         ray.shutdown()
 
 
-def berths(x: Experiment, nodes: Sequence[Node], hosts: Sequence[dict[str, float]]) -> list[Berth]:
-    """The sites of a run: actors in packs, everybody else alone."""
-    groups: dict[str, Any] = {"actor": x.actors, "policy": x.policies, "trainer": x.trainer, "peer": x.trainer}
-    found = []
-    actors = [node for node in nodes if node.worker.kind == "actor"]
-    smallest = min((host.get("CPU", 0.0) for host in hosts if host.get("CPU")), default=1.0)
-    pack = max(1, min(int(smallest / x.actors.cpus) if x.actors.cpus else len(actors), -(-len(actors) // len(hosts))))
-    packs = [tuple(actors[start : start + pack]) for start in range(0, len(actors), pack)]
-    alone = [(node,) for node in nodes if node.worker.kind != "actor"]
-    for held in [*alone, *packs]:
-        group = groups.get(held[0].worker.kind)
-        resources = {"CPU": group.cpus * len(held) if group is not None else 1.0}
-        if group is not None and group.gpus:
-            resources["GPU"] = group.gpus * len(held)
-        found.append(Berth(held, resources, _labels(group.on) if group is not None else {}))
-    return found
-
-
-def _labels(text: str) -> dict[str, str]:
-    """``role=learner,zone=a`` as a dictionary."""
-    pairs = [part.partition("=") for part in text.split(",") if part]
-    if any(not name or not value for name, _, value in pairs):
-        raise ConfigError(f"hosts are named by their labels, such as role=learner, got {text!r}")
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-@dataclass
-class _Place:
-    """A site as the launcher knows it."""
-
-    berth: Berth
-    bundle: int
-    handle: Any = None
-    ended: Any = None
-    """Ready once the site is gone."""
-    lost: bool = False
-
-
 @dataclass
 class RemoteProcess:
     """A worker's process on another host. See :class:`~srl.launch.controller.Process`."""
 
     number: int
-    place: _Place
+    place: Place
     handle: Any
     line: RemoteLine
     started: Any
@@ -187,126 +140,73 @@ class RayLauncher(Controller):
 
     def __init__(self, *given: Any, hosts: Hosts, experiment: Experiment, **watched: Any) -> None:
         super().__init__(*given, **watched)
-        self.ray, self.hosts = hosts.ray, hosts
+        self.ray, self.lines = hosts.ray, hosts.lines
         self.numbers = {node.name: number for number, node in enumerate(self.nodes)}
-        trainers = [node for node in self.nodes if node.worker.kind == "trainer"]
-        self.relayed = [node.arguments["parameters"] for node in trainers]
-        self.places: dict[str, _Place] = {}
-        self.sites: list[_Place] = []
-        for bundle, berth in enumerate(berths(experiment, self.nodes, hosts.resources())):
-            place = _Place(berth, bundle)
-            self.sites.append(place)
-            self.places.update({node.name: place for node in berth.nodes})
-        self.group: Any = None
         self._marker = self.logs.parent / f".seen-{os.getpid()}"
+        wanted = berths(experiment, self.nodes, hosts.resources())
+        trainers = [node for node in self.nodes if node.worker.kind == "trainer"]
+        relayed = [node.arguments["parameters"] for node in trainers]
+        sites = hosts.names, hosts.lines.endpoint, self._marker, relayed
+        self.places = Places(hosts.ray, wanted, *sites, self.restarts, self.say)
 
     def run(self, ending: Callable[[], float | None]) -> None:
         """See :class:`~srl.launch.controller.Controller`."""
         try:
-            self._reserve(ending)
+            self.places.reserve(ending)
             if ending() is None:
                 self._marker.touch()
                 super().run(ending)
         finally:
             self._marker.unlink(missing_ok=True)
-            self._leave()
-            if self.group is not None:
-                self.ray.util.remove_placement_group(self.group)
-
-    def _leave(self) -> None:
-        """End the sites; one that does not answer is ended by Ray."""
-        here = [place.handle for place in self.sites if place.handle is not None and not place.lost]
-        if here:
-            self.ray.wait([site.close.remote() for site in here], num_returns=len(here), timeout=_GOING)
-        for site in here:
-            self.ray.kill(site)
-
-    def _reserve(self, ending: Callable[[], float | None]) -> None:
-        """Wait until there is room for all."""
-        bundles = [dict(place.berth.resources) for place in self.sites]
-        labels = [dict(place.berth.labels) for place in self.sites]
-        chosen = {"bundle_label_selector": labels} if any(labels) else {}
-        self.group = self.ray.util.placement_group(bundles, strategy="PACK", **chosen)
-        begin, told = time.monotonic(), False
-        while not self.group.wait(1) and ending() is None:
-            if time.monotonic() - begin > _PATIENCE and not told:
-                told = True
-                self.say(f"waits for room on the cluster: it needs {_sum(bundles)}, of which {self._free()} are free")
-
-    def _free(self) -> str:
-        free = self.ray.available_resources()
-        return _sum([{name: free.get(name, 0.0) for name in ("CPU", "GPU")}])
+            self.places.leave()
 
     def begin(self, node: Node, log: Path, incarnation: int, restarted: bool) -> tuple[RemoteProcess, RemoteLine]:
         """See :class:`~srl.launch.controller.Controller`."""
-        place, number = self.places[node.name], self.numbers[node.name]
+        place, number = self.places.of[node.name], self.numbers[node.name]
         if place.handle is None or place.lost:
-            self._settle(place)
-        line = self.hosts.lines.open(number, incarnation)
+            self.places.settle(place)
+        line = self.lines.open(number, incarnation)
         given = number, pickle.dumps(node), node.name, str(log), incarnation, restarted, list(self.preload)
         started = place.handle.start.remote(*given)
         return RemoteProcess(number, place, place.handle, line, started), line
 
-    def _settle(self, place: _Place) -> None:
-        """Put a site where its bundle is."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=place.bundle)
-        needs = place.berth.resources
-        options = {"num_cpus": needs["CPU"], "num_gpus": needs.get("GPU", 0), "max_concurrency": 8}
-        kind = self.ray.remote(Site).options(**options, scheduling_strategy=where, max_restarts=0)
-        reads = any(node.worker.kind in ("actor", "policy") for node in place.berth.nodes)
-        relayed = self.relayed if reads else []
-        place.handle = kind.remote(self.hosts.names, self.hosts.lines.endpoint, str(self._marker), relayed)
-        place.ended, place.lost = place.handle.wait.remote(), False
-
     def heard(self, timeout: float) -> list[Child]:
         """See :class:`~srl.launch.controller.Controller`."""
-        self.hosts.lines.wait(timeout)
-        self._look_for_losses()
+        self.lines.wait(timeout)
+        self.places.look()
+        self._look_for_starts()
         return [child for child in self.children.values() if child.pipe.poll()]
 
-    def _look_for_losses(self) -> None:
-        here = {place.ended: place for place in self.sites if place.ended is not None and not place.lost}
-        gone, _ = self.ray.wait(list(here), num_returns=len(here), timeout=0) if here else ([], [])
-        for ref in gone:
-            place = here[ref]
-            place.lost = True
-            why = self._why(ref)
-            if isinstance(why, ConfigError):
-                raise why
-            names = ", ".join(node.name for node in place.berth.nodes)
-            self.say(f"the host of {names} was lost ({why}); started again where there is room")
-        for child in self.children.values():
-            process: Any = child.process
-            if process.started is not None and self.ray.wait([process.started], timeout=0)[0]:
-                why = self._why(process.started)
-                process.started = None
-                if why is not None and not process.lost:
-                    process.failed = child.cause = str(why)
-
-    def _why(self, ref: Any) -> Exception | None:
-        """What ended a call to a site; None if nothing went wrong."""
-        try:
-            self.ray.get(ref)
-        except self.ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            return cause if isinstance(cause, ConfigError) else WorkerError(str(cause))
-        except self.ray.exceptions.RayError as error:
-            return WorkerError(str(error).strip().splitlines()[0])
-        return None
+    def _look_for_starts(self) -> None:
+        """See which workers could not be started."""
+        children: Any = self.children.values()
+        starting = {child.process.started: child for child in children if child.process.started is not None}
+        for ref in self.places.ready(list(starting)):
+            child, why = starting[ref], self.places.why(ref)
+            child.process.started = None
+            if why is not None and not child.process.lost:
+                child.process.failed = child.cause = line(why)
 
     def spares(self, child: Child) -> bool:
         """See :class:`~srl.launch.controller.Controller`: a lost host is nobody's crash."""
         process: Any = child.process
-        return bool(process.lost)
+        return bool(process.lost) or super().spares(child)
+
+    def absent(self, child: Child) -> str:
+        """See :class:`~srl.launch.controller.Controller`."""
+        process: Any = child.process
+        if process.place.up is not None:
+            return "there is no room for it on the cluster yet"
+        return "its host does not answer" if time.monotonic() - process.line.reached > _UNHEARD else ""
 
     def signal(self, process: Any, number: int) -> None:
         """See :class:`~srl.launch.controller.Controller`."""
-        if process.lost or not self.ray.get(process.handle.signal.remote(process.number, number), timeout=_GOING):
+        if process.lost:
             raise ProcessLookupError
-
-
-def _sum(bundles: Sequence[dict[str, float]]) -> str:
-    totals = {name: sum(each.get(name, 0.0) for each in bundles) for name in ("CPU", "GPU")}
-    return ", ".join(f"{total:g} {name}s" for name, total in totals.items() if total) or "nothing"
+        asked = process.handle.signal.remote(process.number, number)
+        try:
+            found = self.ray.get(asked, timeout=_GOING)
+        except self.ray.exceptions.RayError as error:
+            raise ProcessLookupError from error
+        if not found:
+            raise ProcessLookupError

@@ -2,10 +2,11 @@
 
 A site is one process on one host. It forks workers from a process that has imported what they need, so a host can hold
 hundreds, and passes on what they report and what they are ordered; a site that dies takes its workers with it. Who
-starts sites, and where, is the business of :mod:`srl.launch.ray`.
+starts sites, and where, is the business of :mod:`srl.launch.places`.
 
 What is said over a line survives a cut connection: orders are numbered and repeated until they are taken, and the end
-of a worker is told until the controller has forgotten it.
+of a worker is told until the controller has forgotten it. A site says every second that its workers are there, so that
+one that is stuck can be told from one whose host cannot be reached.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ _LONGEST = 2**24
 """Bytes of a report or an order."""
 _AGAIN = 0.5
 """Seconds after which something is said again that may not have been heard."""
+_GREETING = 1.0
+"""Seconds between two words about a worker that has nothing to say itself."""
 _CODES = 1024
 """Added to exit codes, which may be negative; headers hold no such numbers."""
 
@@ -61,6 +64,8 @@ class RemoteLine:
     """Orders that have arrived."""
     identity: bytes = b""
     tried: float = 0.0
+    reached: float = field(default_factory=time.monotonic)
+    """When something was last said by the worker or its site."""
 
     def poll(self) -> bool:
         """See :class:`~srl.launch.controller.Line`."""
@@ -115,7 +120,7 @@ class Lines:
             self._server.send(identity, Header("forget", header.sender, header.incarnation))
         if line is None or line.incarnation != header.incarnation:
             return
-        line.identity, line.taken = identity, max(line.taken, header.sequence)
+        line.identity, line.taken, line.reached = identity, max(line.taken, header.sequence), time.monotonic()
         if header.kind == "hello":
             line.pid = header.number
         elif header.kind == "report" and len(frames) == 1:
@@ -144,6 +149,8 @@ class _Worker:
     incarnation: int
     taken: int = 0
     """Orders passed on."""
+    greeted: float = 0.0
+    """When the controller was last told that it is there."""
     told: float = 0.0
     """When the controller was last told that it has ended."""
     forgotten: bool = False
@@ -165,7 +172,7 @@ class Site:
         self._lock = threading.Lock()
         self._bell = Doorbell()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._relay, name="relay", daemon=True)
+        self._thread = threading.Thread(target=self._pass_all_on, name="site", daemon=True)
         self._thread.start()
 
     def start(
@@ -213,8 +220,7 @@ class Site:
             )
         self._closing.wait()
 
-    def _relay(self) -> None:
-        greeted: set[tuple[int, int]] = set()
+    def _pass_all_on(self) -> None:
         while not self._closing.is_set():
             with self._lock:
                 workers = dict(self._workers)
@@ -226,8 +232,8 @@ class Site:
             self._bell.clear()
             self._take_orders(workers)
             for number, worker in workers.items():
-                if (number, worker.incarnation) not in greeted:
-                    greeted.add((number, worker.incarnation))
+                if time.monotonic() - worker.greeted > _GREETING:
+                    worker.greeted = time.monotonic()
                     self._say("hello", number, worker, worker.process.pid)
             for source in ready:
                 if source in open_pipes:

@@ -8,7 +8,8 @@ A checkpoint is a folder ``v<version>`` that appears by one rename when it is co
             arrays.safetensors
             manifest.json     format, policy, values (counters, …), sha256 and size of each file, and of itself
 
-Old versions without a tag are removed, all but the newest few.
+Old versions without a tag are removed, all but the newest few. A trainer that starts claims the folder: one that was
+given up but still runs somewhere, on a host that cannot be reached, can save nothing there any more.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ FORMAT = "srl-checkpoint-2"
 _OLDER = "srl-checkpoint-1"
 """Has no digest of the manifest itself."""
 _ARRAYS, _MANIFEST, _TAGS = "arrays.safetensors", "manifest.json", "tags.json"
+_HOLDER = ".holder"
 
 
 @dataclass(frozen=True)
@@ -44,18 +47,39 @@ class CheckpointStore:
     experiment: str
     """Identifies what was trained; a checkpoint of anything else is refused."""
     keep: int = 3
+    holder: str = ""
+    """Who may save, if it was claimed."""
+
+    def claimed(self) -> CheckpointStore:
+        """The same for a trainer that starts now: whoever claimed it before can save nothing any more."""
+        holder = secrets.token_hex(8)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            partial = self.folder / f"{_HOLDER}.{holder}"
+            partial.write_text(holder)
+            partial.replace(self.folder / _HOLDER)
+        except OSError:  # such as a full disk, which does not end training
+            return self
+        return replace(self, holder=holder)
+
+    def _check_holder(self) -> None:
+        path = self.folder / _HOLDER
+        if self.holder and path.exists() and path.read_text() != self.holder:
+            raise CheckpointError(f"another trainer has taken over {self.folder}")
 
     def save(self, version: int, policy: str, state: State) -> None:
         """Write ``state`` as ``version`` and tag it ``latest``."""
         target = self._path(version)
         partial = self.folder / f".partial-{target.name}"
         try:
+            self._check_holder()
             self._write(partial, version, policy, state)
+            self._check_holder()
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
             _sync(self.folder)
             self.tag("latest", version)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, CheckpointError) as error:
             shutil.rmtree(partial, ignore_errors=True)  # a full disk needs the room
             raise CheckpointError(f"cannot write checkpoint {target}: {error}") from error
         self._collect_garbage()

@@ -1,7 +1,9 @@
 """The names of a run that spans hosts: kept by its controller, asked for over the run's network.
 
 Nobody waits for the hub. A worker that asks where a server is gets what it knows already and, soon after, what the hub
-says; a controller that cannot be reached for a while costs nothing as long as no server moves.
+says; a controller that cannot be reached for a while costs nothing as long as no server moves. What a worker has told
+the hub it tells again every second: a word may be lost with its connection, or a late one of a worker that was given up
+may have taken its place.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from srl.core.errors import DecodeError, StreamError
+from srl.core.errors import DecodeError, Unreachable
 from srl.services.network import Keys, Network
 from srl.streams.frames import Header, decode, encode, stream_id
 from srl.streams.sockets import ServerThread, bind, connect, receive
@@ -29,8 +31,10 @@ FAN_OUT = 3
 """Relays that get a stream from one relay. The trainer has a single one to send to, whatever the number of hosts."""
 _PATIENCE = 0.25
 """Seconds to wait for the answer to the first question about a name."""
-_COUNTED = 10.0
-"""Seconds to wait for a number."""
+_COUNTED = 60.0
+"""Seconds to wait for a number, which is asked for again and again."""
+_AGAIN = 1.0
+"""Seconds after which a worker tells the hub again where it listens."""
 
 
 class Hub:
@@ -134,10 +138,24 @@ class _Link:
         self.lock = threading.Lock()
         self.where: dict[str, str] = {}
         self.numbers: dict[str, int] = {}
+        self.told: dict[tuple[str, str], tuple[Header, tuple[str, ...]]] = {}
 
     def tell(self, header: Header, *texts: str) -> None:
+        """Tell the hub something about a name, now and again and again."""
         with self.lock:
+            if not self.told:
+                threading.Thread(target=self._repeat, name="hub", daemon=True).start()
+            self.told[header.kind, texts[0]] = header, texts
             self._send(header, *texts)
+
+    def _repeat(self) -> None:
+        while True:
+            time.sleep(_AGAIN)
+            with self.lock:
+                if self.socket.closed:
+                    return
+                for header, texts in self.told.values():
+                    self._send(header, *texts)
 
     def resolve(self, name: str) -> str:
         """Where a name was last known to be; "" if it is not known."""
@@ -147,13 +165,15 @@ class _Link:
             return self.where.get(name, "")
 
     def count(self, name: str) -> int:
-        with self.lock:
-            self.numbers.pop(name, None)
-            self._send(Header("count"), name)
-            self._hear(name, self.numbers, _COUNTED)
-            if name not in self.numbers:
-                raise StreamError(f"the controller did not answer within {_COUNTED:.0f} s")
-            return self.numbers[name]
+        deadline = time.monotonic() + _COUNTED
+        while time.monotonic() < deadline:
+            with self.lock:
+                self.numbers.pop(name, None)
+                self._send(Header("count"), name)
+                self._hear(name, self.numbers, min(_AGAIN, _COUNTED))
+                if name in self.numbers:
+                    return self.numbers[name]
+        raise Unreachable(f"the controller did not answer within {_COUNTED:.0f} s")
 
     def _send(self, header: Header, *texts: str) -> None:
         try:

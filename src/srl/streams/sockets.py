@@ -26,6 +26,8 @@ SILENCE = 1.0
 
 _HEARTBEAT, _LOST = 2000, 6000
 """Milliseconds between signs of life, and without one until a connection is made anew: a cut network may not say so."""
+_TRY = 2000
+"""Milliseconds a connection may take to be made before the next try: by itself TCP tries ever more rarely."""
 
 
 def listen(names: Names, name: str, port: int, max_bytes: int) -> zmq.Socket[bytes]:
@@ -36,9 +38,9 @@ def listen(names: Names, name: str, port: int, max_bytes: int) -> zmq.Socket[byt
 
 
 def bind(network: Network, name: str, port: int, max_bytes: int) -> zmq.Socket[bytes]:
-    """A server socket of ``network``."""
+    """A server socket of ``network``. Sending to a peer that is away is an error."""
     socket = _socket(network, zmq.ROUTER, max_bytes)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     network.protect_server(socket)
     try:
         socket.bind(f"tcp://{network.address}:{port or '*'}")
@@ -64,6 +66,7 @@ def _socket(network: Network, kind: int, max_bytes: int) -> zmq.Socket[bytes]:
     socket.setsockopt(zmq.MAXMSGSIZE, max(max_bytes, 1024) + network.overhead)
     socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _LOST)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, _TRY)
     return socket
 
 

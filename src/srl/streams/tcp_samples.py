@@ -3,11 +3,13 @@
 On the consumer's side a thread stands in for the remote producers: it passes the board's grants on as credit and
 copies each block that arrives into a granted block. Credit is a running total (a producer may have sent at most
 ``number`` blocks so far), so a credit message may be lost, repeated or late without harm. Blocks are numbered; one
-that comes twice is dropped, and one that was lost with its connection just gives its credit back.
+that comes twice is dropped, and one that was lost with its connection just gives its credit back. A producer whose
+connection is gone for a while gives all of it back: its host may be gone, and the others can go on.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +24,10 @@ from srl.streams.sockets import ServerLink, ServerThread, listen
 
 _LINGER = 1000
 """Milliseconds a producer that leaves goes on sending what it has committed."""
+_PROBE = 1.0
+"""Seconds between two messages at least: sending is how it is found out that a producer is away."""
+_GONE = 3.0
+"""Seconds a producer may be away before others get the blocks that were granted to it."""
 STAGING = 3
 """Blocks a remote producer can hold: one being filled, the others on their way."""
 
@@ -53,6 +59,12 @@ class _Remote:
     granted: deque[Grant] = field(default_factory=deque)
     version: int = -1
     told: tuple[int, int] = (-1, -1)
+    tried: float = 0.0
+    """When it was last sent something."""
+    away: float = 0.0
+    """Since when that has not been possible (0: it is)."""
+    gone: bool = False
+    """Whether it has been away for so long that it must begin anew."""
 
 
 class TcpConsumer(BoardConsumer):
@@ -92,12 +104,13 @@ class TcpConsumer(BoardConsumer):
             raise DecodeError(f"no producer has the number {header.sender}")
         remote = self._remotes.get(header.sender)
         if header.kind == "hello":
-            if remote is None or header.incarnation > remote.incarnation:
+            back = remote is not None and remote.gone and header.incarnation == remote.incarnation
+            if remote is None or header.incarnation > remote.incarnation or back:
                 producer = BoardProducer(self.board, header.sender, header.incarnation)
                 remote = _Remote(identity, header.incarnation, producer, header.sequence)
                 self._remotes[header.sender] = remote
             if header.incarnation == remote.incarnation:
-                remote.identity, remote.told = identity, (-1, -1)
+                remote.identity, remote.told, remote.away = identity, (-1, -1), 0.0
                 remote.received = max(remote.received, header.sequence)
         elif header.kind == "close":
             if remote is not None and header.incarnation == remote.incarnation:
@@ -105,7 +118,7 @@ class TcpConsumer(BoardConsumer):
                 del self._remotes[header.sender]
         elif header.kind != "block":
             raise DecodeError(f"a producer does not send {header.kind!r}")
-        elif remote is not None and header.incarnation == remote.incarnation:
+        elif remote is not None and header.incarnation == remote.incarnation and not remote.gone:
             self._land(remote, header, frames)
 
     def _land(self, remote: _Remote, header: Header, frames: Any) -> None:
@@ -124,7 +137,14 @@ class TcpConsumer(BoardConsumer):
 
     def _pass_credit(self) -> None:
         """Tell remote producers how much the board has granted them since."""
+        now = time.monotonic()
         for remote in self._remotes.values():
+            if remote.gone:
+                continue
+            if remote.away and now - remote.away > _GONE:
+                remote.gone = True
+                remote.producer.close()
+                continue
             try:
                 while (grant := remote.producer.acquire()) is not None:
                     remote.granted.append(grant)
@@ -132,8 +152,8 @@ class TcpConsumer(BoardConsumer):
             except StreamClosed:
                 return
             total = remote.received + len(remote.granted), remote.version
-            if total != remote.told:
-                remote.told = total
+            if total != remote.told or now - remote.tried > _PROBE:
+                remote.told, remote.tried = total, now
                 self._send(remote, Header("credit", number=total[0], version=total[1]))
 
     def _farewell(self) -> None:
@@ -141,8 +161,10 @@ class TcpConsumer(BoardConsumer):
             self._send(remote, Header("close"))
 
     def _send(self, remote: _Remote, header: Header) -> None:
-        if not self._server.send(remote.identity, header):
-            remote.told = (-1, -1)  # its next hello asks again
+        if self._server.send(remote.identity, header):
+            remote.away = 0.0
+        else:
+            remote.away = remote.away or time.monotonic()  # its next hello says where it is
 
 
 class TcpProducer:

@@ -114,6 +114,8 @@ class TrainerWorker(Worker):
         self.writer = self.parameters.writer() if self.leads else None
         self.feedback = self.priorities.producer(0, self.incarnation) if self.priorities is not None else None
         resume = self.plan.resume
+        if self.checkpoints is not None and self.leads:
+            self.checkpoints = self.checkpoints.claimed()
         if self.restarted and self.checkpoints is not None and self.checkpoints.versions():
             resume = "latest"
         if resume is not None and self.checkpoints is not None:
