@@ -36,8 +36,9 @@ _GOING = 10.0
 class Hosts:
     """The hosts of a run: the Ray cluster they are in, and the network that joins them, with keys of its own."""
 
-    def __init__(self, ray: Any, run_dir: Path) -> None:
-        self.ray = ray
+    def __init__(self, ray: Any, run_dir: Path, *, alone: bool) -> None:
+        """``alone``: there is only this machine, and will be."""
+        self.ray, self.alone = ray, alone
         keys = Keys.make()
         run_dir.mkdir(parents=True, exist_ok=True)
         self._keys = run_dir / KEYS
@@ -72,16 +73,18 @@ def joined(launcher: str, run_dir: Path) -> Iterator[Hosts]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": f"srl-{os.getpid()}"}
     for name, value in _HEALTH.items():
         os.environ.setdefault(name, value)
+    alone = False
     try:
         ray.init(address=address or "auto", **quiet)
     except ConnectionError as error:
         if address:
             raise ConfigError(f"there is no Ray cluster at {address}: {error}") from error
         ray.init(include_dashboard=False, **quiet)
+        alone = True
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"cannot join the Ray cluster {address or 'of this machine'}: {error}") from error
     try:
-        hosts = Hosts(ray, run_dir)
+        hosts = Hosts(ray, run_dir, alone=alone)
         try:
             yield hosts
         finally:
@@ -145,7 +148,7 @@ class RayLauncher(Controller):
         self._marker = self.logs.parent / f".seen-{os.getpid()}"
         wanted = berths(experiment, self.nodes, hosts.resources())
         trainers = [node for node in self.nodes if node.worker.kind == "trainer"]
-        relayed = [node.arguments["parameters"] for node in trainers]
+        relayed = [] if hosts.alone else [node.arguments["parameters"] for node in trainers]
         sites = hosts.names, hosts.lines.endpoint, self._marker, relayed
         self.places = Places(hosts.ray, wanted, *sites, self.restarts, self.say)
 

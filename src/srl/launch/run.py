@@ -129,7 +129,8 @@ def run(
         begin = time.monotonic()
         shutil.rmtree(run_dir / "names", ignore_errors=True)  # of a run that was killed
         (run_dir / SCALE).unlink(missing_ok=True)
-        nodes = wire(x, plans, run_dir, resume_from, hosts.names if hosts is not None else None)
+        several = hosts is not None and not hosts.alone  # on one machine workers share memory, whoever starts them
+        nodes = wire(x, plans, run_dir, resume_from, hosts.names if several and hosts is not None else None)
         try:
             if x.launcher == "inline":
                 from srl.launch.inline import run_inline
