@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 
 _THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 _PRELOAD = ("srl.launch.child", "srl.experiment", "srl.envs", "gymnasium.vector")
@@ -28,6 +28,8 @@ def prepare_workers(*modules: str) -> None:
     """
     share_the_machine()
     multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOAD, *modules])
+    with interrupts_blocked():
+        resource_tracker.ensure_running()  # before the next one, which starts it too: it ends with signals unblocked
     with interrupts_blocked():
         forkserver.ensure_running()
 
@@ -54,8 +56,13 @@ def _forkserver_pid() -> int | None:
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
     """Ctrl-C and SIGTERM stay blocked in processes started inside: a group may be signalled as a whole."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def hears_sigterm() -> bool:
+    """Whether SIGTERM reaches this process, or was blocked when it was started."""
+    return signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -104,12 +104,19 @@ class Link:
                 os._exit(1)
 
 
-def worker_main(payload: bytes, pipe: Connection, log: str, litter: str, incarnation: int, restarted: bool) -> None:
-    """Run the worker that ``payload`` describes until it is told to stop."""
+def worker_main(
+    payload: bytes, pipe: Connection, log: str, litter: str, incarnation: int, restarted: bool, hears_sigterm: bool
+) -> None:
+    """Run the worker that ``payload`` describes until it is told to stop.
+
+    Without ``hears_sigterm`` only the controller tells it: a signal may go to all processes of a cluster, and those it
+    reaches first must not end before the controller knows why.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the controller decides
     link = Link(pipe, litter)
-    signal.signal(signal.SIGTERM, lambda *_: link.end())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    if hears_sigterm:
+        signal.signal(signal.SIGTERM, lambda *_: link.end())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     _redirect(log)
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL)  # the controller asks where we are stuck

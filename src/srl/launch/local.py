@@ -18,7 +18,7 @@ import msgspec
 
 from srl.core.errors import ConfigError, WorkerError
 from srl.experiment import Experiment, Node
-from srl.launch import interrupts_blocked, prepare_workers
+from srl.launch import hears_sigterm, interrupts_blocked, prepare_workers
 from srl.launch.child import answer_main, worker_main
 from srl.launch.controller import Child, Controller
 
@@ -43,10 +43,13 @@ class LocalLauncher(Controller):
 def start_worker(
     payload: bytes, name: str, log: Path, incarnation: int, restarted: bool, preload: Sequence[str]
 ) -> tuple[BaseProcess, Connection]:
-    """Start the worker that ``payload``, a pickled node, describes; its process and our end of its line."""
+    """Start the worker that ``payload``, a pickled node, describes; its process and our end of its line.
+
+    It hears SIGTERM if this process does.
+    """
     ours, theirs = multiprocessing.Pipe()
     litter = multiprocessing.util.get_temp_dir()  # where the fork server has its socket
-    arguments = (payload, theirs, str(log), litter, incarnation, restarted)
+    arguments = (payload, theirs, str(log), litter, incarnation, restarted, hears_sigterm())
     process = _start_process(worker_main, arguments, name, preload)
     theirs.close()
     return process, ours
