@@ -1,4 +1,4 @@
-"""The command line: ``srl train | resume | scale | eval | play | export | recipes | check | bench``.
+"""The command line: ``srl train | resume | scale | slurm | eval | play | export | recipes | check | bench``.
 
 What a user got wrong ends with one line on stderr and exit code 2; a run that failed ends with 1, an interrupted one
 with 130.
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from srl.commands.saved import evaluate, export, play
+from srl.commands.slurm import slurm
 from srl.commands.train import resume, scale, train
 from srl.core.errors import CheckpointError, ConfigError, SrlError, UnknownName
 from srl.launch import share_the_machine
@@ -46,6 +47,7 @@ def _command(arguments: Sequence[str]) -> int:
         "train": (train, "train a recipe, or an algorithm on any Gymnasium environment"),
         "resume": (resume, "go on with a run"),
         "scale": (scale, "let actors join or leave a run while it goes on"),
+        "slurm": (slurm, "submit a run as a Slurm job"),
         "eval": (evaluate, "measure saved policies"),
         "play": (play, "watch saved policies play, or film them"),
         "export": (export, "write a saved policy to an ONNX file"),

@@ -17,6 +17,7 @@ from srl.launch import workers_prepared
 
 _Project = Annotated[str, unless("no", metavar="PROJECT")]
 _Port = Annotated[int, unless("no", metavar="PORT")]
+_LAUNCHERS = "inline|local|ray|ray://ADDRESS"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class TrainOptions:
     """With --env: ppo, dqn, or module:Class of one's own. Its options follow below."""
     steps: int = 1_000_000
     """Agent steps to train on."""
-    launcher: Annotated[str, tyro.conf.arg(metavar="inline|local|ray|ray://ADDRESS", aliases=["--on"])] = "local"
+    launcher: Annotated[str, tyro.conf.arg(metavar=_LAUNCHERS, aliases=["--on"])] = "local"
     """inline: all workers in this process, in turn, deterministic. local: one process each. ray: on a Ray cluster."""
     transport: Literal["auto", "shm", "tcp"] = "auto"
     """auto: the best for where the workers are. shm or tcp: that one."""
@@ -63,11 +64,16 @@ def train(arguments: Sequence[str]) -> int:
     elsewhere = ("remote", "inline", "ray")
     light = {"-h", "--help"} & set(arguments) or any(word in each for each in arguments for word in elsewhere)
     with contextlib.nullcontext() if light else workers_prepared("torch"):
-        x, options = _experiment(_actors_in_short(_recipe_first(arguments)))
+        x, options = declared(arguments)
         sinks, show = _sinks(options), _display(options.quiet)
     from srl.launch.run import run
 
     return _finish(lambda: run(x, options.out, display=show, sinks=sinks), options.quiet)
+
+
+def declared(arguments: Sequence[str]) -> tuple[Any, Any]:
+    """The experiment that the arguments of ``srl train`` describe, and all options as parsed."""
+    return _experiment(_actors_in_short(_recipe_first(arguments)))
 
 
 def _actors_in_short(arguments: Sequence[str]) -> list[str]:
@@ -91,19 +97,18 @@ def _recipe_first(arguments: Sequence[str]) -> list[str]:
 
 
 def _experiment(arguments: Sequence[str]) -> tuple[Any, Any]:
-    """The experiment that the arguments of ``srl train`` describe, and all options as parsed."""
     from srl import envs
     from srl.experiment import Actors, Evaluator, Experiment, Policies, Trainer
     from srl.recipes import recipe
 
     named = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    env = _value_of(arguments, "--env")
+    env = value_of(arguments, "--env")
     asked_for_help = "-h" in arguments or "--help" in arguments
     if named is None and env is None and not asked_for_help:
         raise ConfigError("name a recipe (srl recipes lists them) or an environment (--env ID)")
     if named is not None and env is not None:
         raise ConfigError(f"either the recipe {named!r} or --env {env}, not both")
-    algorithm = _value_of(arguments, "--algorithm")
+    algorithm = value_of(arguments, "--algorithm")
     if named is not None and algorithm is not None:
         raise ConfigError(f"the recipe {named!r} has its own algorithm; --algorithm goes with --env")
     if named is not None:
@@ -140,7 +145,8 @@ def _algorithm(name: str) -> Any:
     return kind()
 
 
-def _value_of(arguments: Sequence[str], option: str) -> str | None:
+def value_of(arguments: Sequence[str], option: str) -> str | None:
+    """What the arguments give for an option."""
     for i, argument in enumerate(arguments):
         if argument == option and i + 1 < len(arguments):
             return arguments[i + 1]
@@ -202,6 +208,8 @@ class ResumeOptions:
     """Agent steps to train on in all."""
     tag: str = "latest"
     """Which checkpoint: latest, best, or v followed by a version."""
+    launcher: Annotated[str | None, unless("as the run was declared", metavar=_LAUNCHERS, aliases=["--on"])] = None
+    """Where to go on: see srl train."""
     wandb: _Project = ""
     """Log to this Weights & Biases project too (WANDB_MODE=offline: to files)."""
     prometheus: _Port = 0
@@ -216,8 +224,8 @@ def resume(arguments: Sequence[str]) -> int:
 
     options = parse(ResumeOptions, arguments, "resume")
     going: dict[str, Any] = {"tag": options.tag, "display": _display(options.quiet), "sinks": _sinks(options)}
-    if options.steps is not None:
-        going["steps"] = options.steps
+    changes = {"steps": options.steps, "launcher": options.launcher}
+    going.update({name: value for name, value in changes.items() if value is not None})
     return _finish(lambda: run.resume(options.run_dir, **going), options.quiet)
 
 

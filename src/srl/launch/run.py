@@ -96,7 +96,7 @@ def run(
 
         check_portable(x.env, "the environment")
         check_portable(x.algorithms, "the algorithm")
-    run_dir = Path(out) if out is not None else _new_folder(x)
+    run_dir = Path(out) if out is not None else new_folder(x)
     version, first = _starting_point(x, run_dir, plans, resume_from)
     if x.transport == "tcp" and x.port:
         _check_ports(x, plans)
@@ -268,12 +268,14 @@ def title(x: Experiment) -> str:
     return f"{names} on {x.env.name}"
 
 
-def _new_folder(x: Experiment) -> Path:
+def new_folder(x: Experiment) -> Path:
+    """A folder for a run of which nobody has said where to keep it."""
     name = x.env.name.split(":")[-1].split("/")[-1].rstrip("()").lower()
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
-def _refuse_used(run_dir: Path) -> None:
+def refuse_used(run_dir: Path) -> None:
+    """Refuse a folder for a new run in which there is something already."""
     if (run_dir / config.CONFIG).exists():
         raise ConfigError(
             f"{run_dir} holds another run; go on with it by `srl resume {run_dir}` or choose another --out"
@@ -285,7 +287,7 @@ def _refuse_used(run_dir: Path) -> None:
 def _starting_point(x: Experiment, run_dir: Path, plans: list[Plan], tag: str | None) -> tuple[int, int]:
     """Version and steps the run starts from, after checking that the folder is new or its checkpoints are whole."""
     if tag is None:
-        _refuse_used(run_dir)
+        refuse_used(run_dir)
         return 0, 0
     stores = [checkpoint_store(run_dir, plan) for plan in plans if not plan.opponent]
     found = [store.load(tag, lambda _: None).values for store in stores]  # its trainer gives the warning
