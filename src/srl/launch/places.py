@@ -107,15 +107,15 @@ class Places:
         berths: Sequence[Berth],
         names: HubNames,
         lines: str,
-        seen: Path,
+        keys: Path,
         restarts: int,
         say: Callable[[str], None],
     ) -> None:
-        """``names``, ``lines`` and ``seen`` are what sites need to know; see :class:`~srl.launch.site.Site`.
+        """``names``, ``lines`` and ``keys`` are what sites need to know; see :class:`~srl.launch.site.Site`.
 
         ``restarts`` is how often a site may die though its host did not.
         """
-        self.ray, self.names, self.lines, self.seen, self.restarts, self.say = ray, names, lines, seen, restarts, say
+        self.ray, self.names, self.lines, self.keys, self.restarts, self.say = ray, names, lines, keys, restarts, say
         self.all = [Place(berth) for berth in berths]
         self.of = {node.name: place for place in self.all for node in place.berth.nodes}
         """The place of every worker."""
@@ -174,7 +174,7 @@ class Places:
         needs = place.berth.resources
         options = {"num_cpus": needs["CPU"], "num_gpus": needs.get("GPU", 0), "max_concurrency": 8}
         kind = self.ray.remote(Site).options(**options, scheduling_strategy=where, max_restarts=0)
-        place.handle = kind.remote(self.names, self.lines, str(self.seen))
+        place.handle = kind.remote(self.names, self.lines, str(self.keys))
         place.up, place.ended = place.handle.__ray_ready__.remote(), place.handle.wait.remote()
         place.since, place.told, place.node, place.lost = time.monotonic(), False, "", False
 

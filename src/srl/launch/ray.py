@@ -40,8 +40,9 @@ class Hosts:
         self.ray = ray
         keys = Keys.make()
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._keys = run_dir / KEYS
-        keys.save(self._keys)
+        self.keys = run_dir / KEYS
+        """Where they are kept; who reads them there sees the run's folder."""
+        keys.save(self.keys)
         network = Network(ray.util.get_node_ip_address(), keys)
         self.hub, self.lines = Hub(network), Lines(network)
         self.names = self.hub.names()
@@ -58,7 +59,7 @@ class Hosts:
         """Leave them."""
         self.lines.close()
         self.hub.close()
-        self._keys.unlink(missing_ok=True)
+        self.keys.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -142,9 +143,8 @@ class RayLauncher(Controller):
         super().__init__(*given, **watched)
         self.ray, self.lines = hosts.ray, hosts.lines
         self.numbers = {node.name: number for number, node in enumerate(self.nodes)}
-        self._marker = self.logs.parent / f".seen-{os.getpid()}"
         wanted = berths(experiment, self.nodes, hosts.resources())
-        sites = hosts.names, hosts.lines.endpoint, self._marker
+        sites = hosts.names, hosts.lines.endpoint, hosts.keys
         self.places = Places(hosts.ray, wanted, *sites, self.restarts, self.say)
 
     def run(self, ending: Callable[[], float | None]) -> None:
@@ -152,10 +152,8 @@ class RayLauncher(Controller):
         try:
             self.places.reserve(ending)
             if ending() is None:
-                self._marker.touch()
                 super().run(ending)
         finally:
-            self._marker.unlink(missing_ok=True)
             self.places.leave()
 
     def begin(self, node: Node, log: Path, incarnation: int, restarted: bool) -> tuple[RemoteProcess, RemoteLine]:
