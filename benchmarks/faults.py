@@ -83,7 +83,7 @@ class Bench:
     """One invocation."""
 
     def __init__(self, quick: bool) -> None:
-        self.rounds, self.quiet = (2, 5.0) if quick else (10, 15.0)
+        self.rounds, self.quiet = (2, 4.0) if quick else (10, 10.0)
         self.quick = quick
         self.stack = contextlib.ExitStack()
         self._cluster: Cluster | None = None
@@ -125,10 +125,23 @@ def rest(until: float) -> None:
     time.sleep(max(0.0, until - time.monotonic()))
 
 
-def repeated(run: Run, row: Row, rounds: int, quiet: float, disturb: Callable[[int], tuple[float, float]]) -> Row:
-    """Disturb a run again and again; ``disturb`` gets the round and says when it struck and how long that took."""
+def quiet(run: Run, seconds: float) -> tuple[float, float]:
+    """Leave the run alone for a while; when that was."""
     begin = time.monotonic()
-    rest(begin + quiet)
+    rest(begin + seconds)
+    return begin, time.monotonic()
+
+
+def undisturbed(run: Run, before: tuple[float, float], seconds: float) -> float:
+    """Steps per second of the run when it is left alone, before it was disturbed and now."""
+    after = quiet(run, seconds)
+    trained = run.trained()
+    return mean([trained.rate(*before), trained.rate(*after)])
+
+
+def repeated(bench: Bench, run: Run, row: Row, rounds: int, disturb: Callable[[int], tuple[float, float]]) -> Row:
+    """Disturb a run again and again; ``disturb`` gets the round and says when it struck and how long that took."""
+    alone = quiet(run, bench.quiet)
     before, struck, lives = run.lost(), [], len(run.lives)
     for number in range(rounds):
         at, took = disturb(number)
@@ -136,14 +149,13 @@ def repeated(run: Run, row: Row, rounds: int, quiet: float, disturb: Callable[[i
         struck.append(at)
         row.back.append(round(took, 2))
         print(f"  {row.fault}: back after {took:.2f} s", flush=True)
-    trained = run.trained()
-    row.times, row.rate = rounds, round(trained.rate(begin, begin + quiet))
     row.lost = round((run.lost() - before) / rounds)
-    if row.window:
-        rates = [trained.rate(at, at + row.window) for at in struck]
-        row.kept = round(mean(rates) / row.rate, 3)
-        row.pause = [round(trained.pause(at, at + row.window), 2) for at in struck]
-    for at in struck if "trainer" in row.fault and "killed" in row.fault else ():
+    rate = undisturbed(run, alone, bench.quiet)
+    trained = run.trained()
+    row.times, row.rate = rounds, round(rate)
+    row.kept = round(mean(trained.rate(at, at + row.window) for at in struck) / rate, 3)
+    row.pause = [round(trained.pause(at, at + row.window), 2) for at in struck]
+    for at in struck if "trainer killed" in row.fault else ():
         steps, seconds = trained.undone(at)
         row.undone.append(steps)
         row.undone_seconds.append(round(seconds, 2))
@@ -170,7 +182,7 @@ def killed(bench: Bench, where: str, kind: str) -> Row:
             at = kill(life)
             return at, run.back(life, at)
 
-        row = repeated(run, row, bench.rounds, bench.quiet, strike)
+        row = repeated(bench, run, row, bench.rounds, strike)
         row.leftovers = leftovers(bench, run, where)
         return row
 
@@ -190,7 +202,7 @@ def host_killed(bench: Bench, kind: str) -> Row:
             ours.join(ours.hosts.index(host))
             return at, took
 
-        row = repeated(run, row, 2 if bench.quick else 6, bench.quiet, strike)
+        row = repeated(bench, run, row, 2 if bench.quick else 6, strike)
         row.leftovers = leftovers(bench, run, "ray")
         ours.leave(spare)
         return row
@@ -208,8 +220,7 @@ def every_three_seconds(bench: Bench, where: str) -> Row:
     kills = 5 if bench.quick else 20
     with bench.run(where) as run:
         row = Row(f"{where}: an actor killed every 3 s", times=kills, window=3.0 * kills)
-        begin = time.monotonic()
-        rest(begin + bench.quiet)
+        alone = quiet(run, bench.quiet)
         before, lives, start, hit = run.lost(), len(run.lives), time.monotonic(), []
         for number in range(kills):
             rest(start + 3 * number)
@@ -217,12 +228,12 @@ def every_three_seconds(bench: Bench, where: str) -> Row:
             life = found[number % len(found)]
             hit.append((life, kill(life)))
         rest(start + row.window)
+        row.lost, row.back = round((run.lost() - before) / kills), [round(run.back(life, at), 2) for life, at in hit]
+        row.rate = round(undisturbed(run, alone, bench.quiet))
         trained = run.trained()
-        row.back = [round(run.back(life, at), 2) for life, at in hit]
-        row.rate = round(trained.rate(begin, start))
         row.kept = round(trained.rate(start, start + row.window) / row.rate, 3)
         row.pause = [round(trained.pause(start, start + row.window), 2)]
-        row.lost, row.restarts = round((run.lost() - before) / kills), len(run.lives) - lives
+        row.restarts = len(run.lives) - lives
         row = ended(run, row)
         row.leftovers = leftovers(bench, run, where)
         return row
@@ -240,7 +251,7 @@ def stopped(bench: Bench, where: str, kind: str) -> Row:
             again = kill(life, signal.SIGCONT)
             return at, run.goes_on(life.name, again)
 
-        row = repeated(run, row, 2 if bench.quick else 5, bench.quiet, strike)
+        row = repeated(bench, run, row, 2 if bench.quick else 5, strike)
         row.leftovers = leftovers(bench, run, where)
         return row
 
@@ -255,7 +266,7 @@ def frozen(bench: Bench, where: str, kind: str) -> Row:
             at = kill(life, signal.SIGSTOP)
             return at, run.back(life, at)
 
-        row = repeated(run, row, 1 if bench.quick else 5, bench.quiet, strike)
+        row = repeated(bench, run, row, 1 if bench.quick else 5, strike)
         row.leftovers = leftovers(bench, run, where)
         return row
 
@@ -269,7 +280,6 @@ def controller_killed(bench: Bench, where: str) -> Row:
             run.process.kill()
             at = time.monotonic()
             run.process.wait()
-            rest(at + 8)
             row.leftovers += leftovers(bench, run, where)
             begin = time.monotonic()
             run.resume()
@@ -300,7 +310,7 @@ def cut(bench: Bench, kind: str) -> Row:
             healed = time.monotonic()
             return at, max(run.goes_on(life.name, healed) for life in lives)
 
-        row = repeated(run, row, 1 if bench.quick else 3, bench.quiet, strike)
+        row = repeated(bench, run, row, 1 if bench.quick else 3, strike)
         row.leftovers = leftovers(bench, run, "ray")
         return row
 
@@ -319,7 +329,7 @@ def bad_network(bench: Bench) -> Row:
                 rest(at + seconds)
                 return at, run.goes_on("trainer-default", at + seconds)
 
-            row = repeated(run, row, 1, bench.quiet, strike)
+            row = repeated(bench, run, row, 1, strike)
         finally:
             for host in ours.hosts:
                 host.slow()
@@ -328,15 +338,24 @@ def bad_network(bench: Bench) -> Row:
 
 
 def leftovers(bench: Bench, run: Run, where: str) -> list[str]:
-    """Processes and files of a run that has ended."""
+    """Processes and files of a run that has ended, if they are still there after a few seconds."""
+    deadline = time.monotonic() + 8
+    while (found := left(bench, run, where)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def left(bench: Bench, run: Run, where: str) -> list[str]:
     files = [path for name in ("names", "keys.json") for path in run.run_dir.glob(name)]
-    files += [*run.run_dir.glob(".seen-*"), *Path("/dev/shm").glob("*srl*"), *Path("/dev/shm").glob("psm_*")]
+    files += [*Path("/dev/shm").glob("*srl*"), *Path("/dev/shm").glob("psm_*")]
     if where == "local":
         pids = processes_of(run.process.pid)
         temporary = run.run_dir.parent / "tmp"
         files += [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
     else:
-        pids = [pid for host in bench.cluster().hosts for pid in host.pids() if _is_ours(pid)]
+        ours = bench.cluster()
+        pids = [pid for host in ours.hosts for pid in host.pids() if _is_ours(pid)]
+        files += [path for index in range(len(ours.hosts)) for path in ours.temporary(index).glob("pymp-*")]
     return [*(f"process {pid} {_command(pid)}" for pid in pids), *map(str, files)]
 
 

@@ -60,14 +60,22 @@ class Cluster:
         command += [f"--labels={labels}", "--disable-usage-stats", f"--object-store-memory={_STORE}"]
         if hidden is not None:  # `ip netns exec` has given it mounts of its own
             command = ["sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *command]
+        temporary = self.temporary(index)
+        shutil.rmtree(temporary, ignore_errors=True)  # it has been switched on
+        temporary.mkdir(parents=True)
         log = self.folder.with_name(f"{self.folder.name}-{index}.log")
         with open(log, "wb") as output:
-            process = host.start(command, env=self.env, stdout=output, stderr=output)
+            env = {**self.env, "TMPDIR": str(temporary)}
+            process = host.start(command, env=env, stdout=output, stderr=output)
         deadline = time.monotonic() + _SECONDS
         while _STARTED not in log.read_bytes():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the Ray node of host {index} did not start: {log.read_text()}")
             time.sleep(0.05)
+
+    def temporary(self, index: int) -> Path:
+        """Where the processes of a host keep temporary files."""
+        return self.folder / f"h{index}"
 
     def leave(self, index: int) -> None:
         """End the Ray node of a host in good order: Ray knows at once."""

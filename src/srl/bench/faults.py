@@ -103,7 +103,7 @@ class Trained:
         if after is None:
             return 0, 0.0
         saved = max((each.t for each in before if each.trained <= after.trained), default=before[0].t)
-        return before[-1].trained - after.trained, kill - saved
+        return max(0, before[-1].trained - after.trained), kill - saved
 
 
 class Run:
@@ -192,8 +192,8 @@ class Run:
         """Wait until a worker has got something done in a later life; how long that took."""
 
         def later() -> float | None:
-            life = self.life(old.name)
-            return life.back if life is not None and life.number > old.number else None
+            lives = (life for life in self.lives if life.name == old.name and life.number > old.number)
+            return next((life.back for life in lives if life.back), None)
 
         found: float = self.wait(later, seconds, f"{old.name} back")
         return found - since

@@ -68,13 +68,18 @@ class Link:
         if self.ending_since is None:
             self.ending_since = time.monotonic()
 
+    def orphaned(self) -> None:
+        """The controller is gone, and so is the run."""
+        self.end()
+        shutil.rmtree(self.litter, ignore_errors=True)
+
     def send(self, **message: Any) -> None:
         """Tell the controller something; a controller that is gone ends the run instead."""
         try:
             with self._lock:
                 self.pipe.send_bytes(msgspec.msgpack.encode(message))
         except (BrokenPipeError, ConnectionResetError):
-            self.end()
+            self.orphaned()
 
     def report(self, state: str) -> None:
         """Send the worker's metrics."""
@@ -98,8 +103,7 @@ class Link:
                         self.orders.append(order)
                 self.report(self.state)
         except (EOFError, OSError):
-            self.end()
-            shutil.rmtree(self.litter, ignore_errors=True)
+            self.orphaned()
             if not self._done.wait(_GRACE):
                 os._exit(1)
 

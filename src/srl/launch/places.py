@@ -108,16 +108,16 @@ class Places:
         berths: Sequence[Berth],
         names: HubNames,
         lines: str,
-        seen: Path,
+        keys: Path,
         relayed: Sequence[TcpParameters],
         restarts: int,
         say: Callable[[str], None],
     ) -> None:
-        """``names``, ``lines``, ``seen`` and ``relayed`` are for sites, see :class:`~srl.launch.site.Site`.
+        """``names``, ``lines``, ``keys`` and ``relayed`` are for sites, see :class:`~srl.launch.site.Site`.
 
         ``restarts`` is how often a site may die though its host did not.
         """
-        self.ray, self.names, self.lines, self.seen, self.relayed = ray, names, lines, seen, relayed
+        self.ray, self.names, self.lines, self.keys, self.relayed = ray, names, lines, keys, relayed
         self.restarts, self.say = restarts, say
         self.all = [Place(berth) for berth in berths]
         self.of = {node.name: place for place in self.all for node in place.berth.nodes}
@@ -178,7 +178,7 @@ class Places:
         options = {"num_cpus": needs["CPU"], "num_gpus": needs.get("GPU", 0), "max_concurrency": 8}
         kind = self.ray.remote(Site).options(**options, scheduling_strategy=where, max_restarts=0)
         reads = any(node.worker.kind in ("actor", "policy") for node in place.berth.nodes)
-        place.handle = kind.remote(self.names, self.lines, str(self.seen), self.relayed if reads else [])
+        place.handle = kind.remote(self.names, self.lines, str(self.keys), self.relayed if reads else [])
         place.up, place.ended = place.handle.__ray_ready__.remote(), place.handle.wait.remote()
         place.since, place.told, place.node, place.lost = time.monotonic(), False, "", False
 

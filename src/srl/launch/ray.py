@@ -41,8 +41,9 @@ class Hosts:
         self.ray, self.alone = ray, alone
         keys = Keys.make()
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._keys = run_dir / KEYS
-        keys.save(self._keys)
+        self.keys = run_dir / KEYS
+        """Where they are kept; who reads them there sees the run's folder."""
+        keys.save(self.keys)
         network = Network(ray.util.get_node_ip_address(), keys)
         self.hub, self.lines = Hub(network), Lines(network)
         self.names = self.hub.names()
@@ -59,7 +60,7 @@ class Hosts:
         """Leave them."""
         self.lines.close()
         self.hub.close()
-        self._keys.unlink(missing_ok=True)
+        self.keys.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -145,11 +146,10 @@ class RayLauncher(Controller):
         super().__init__(*given, **watched)
         self.ray, self.lines = hosts.ray, hosts.lines
         self.numbers = {node.name: number for number, node in enumerate(self.nodes)}
-        self._marker = self.logs.parent / f".seen-{os.getpid()}"
         wanted = berths(experiment, self.nodes, hosts.resources())
         trainers = [node for node in self.nodes if node.worker.kind == "trainer"]
         relayed = [] if hosts.alone else [node.arguments["parameters"] for node in trainers]
-        sites = hosts.names, hosts.lines.endpoint, self._marker, relayed
+        sites = hosts.names, hosts.lines.endpoint, hosts.keys, relayed
         self.places = Places(hosts.ray, wanted, *sites, self.restarts, self.say)
 
     def run(self, ending: Callable[[], float | None]) -> None:
@@ -157,10 +157,8 @@ class RayLauncher(Controller):
         try:
             self.places.reserve(ending)
             if ending() is None:
-                self._marker.touch()
                 super().run(ending)
         finally:
-            self._marker.unlink(missing_ok=True)
             self.places.leave()
 
     def begin(self, node: Node, log: Path, incarnation: int, restarted: bool) -> tuple[RemoteProcess, RemoteLine]:

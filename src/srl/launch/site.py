@@ -11,8 +11,10 @@ one that is stuck can be told from one whose host cannot be reached.
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import platform
+import shutil
 import signal
 import threading
 import time
@@ -28,7 +30,7 @@ import zmq
 from srl.core.errors import ConfigError, DecodeError
 from srl.core.memory import Doorbell
 from srl.launch.local import start_worker
-from srl.services.network import Network
+from srl.services.network import Keys, Network
 from srl.streams.frames import Header, decode, encode, stream_id
 from srl.streams.hub import HubNames
 from srl.streams.relay import Relays
@@ -159,13 +161,13 @@ class _Worker:
 class Site:
     """A host's share of a run: starts workers, and passes on what they and the controller have to say."""
 
-    def __init__(self, names: HubNames, lines: str, seen: str, relayed: Sequence[TcpParameters] = ()) -> None:
-        """``lines`` is where the controller's :class:`Lines` are, ``seen`` a file in the run's folder.
+    def __init__(self, names: HubNames, lines: str, keys: str, relayed: Sequence[TcpParameters] = ()) -> None:
+        """``lines`` is where the controller's :class:`Lines` are, ``keys`` where the run's folder has its keys.
 
         ``relayed`` are the parameter streams that workers here read.
         """
         self._relays = Relays(relayed)
-        self._unseen = "" if Path(seen).exists() else str(Path(seen).parent)
+        self._unseen = "" if _holds(Path(keys), names.keys) else str(Path(keys).parent)
         self._socket = connect(names.network, lines, _LONGEST)
         self._stream = stream_id(_NAME)
         self._workers: dict[int, _Worker] = {}
@@ -210,6 +212,7 @@ class Site:
             worker.process.kill()
             worker.process.join(timeout=5)
         self._relays.close()
+        shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)  # Ray ends us before Python can do it
 
     def wait(self) -> None:
         """Return when the site is closed. Raises ConfigError if it is of no use."""
@@ -294,3 +297,11 @@ class Site:
             self._socket.send_multipart([*encode(header, stream=self._stream), *frames], zmq.NOBLOCK)
         except zmq.Again:  # cut off for long; reports are many, all else is said again
             return
+
+
+def _holds(path: Path, keys: Keys | None) -> bool:
+    """Whether a file holds these keys: a folder of the same name may be another one."""
+    try:
+        return Keys.load(path) == keys
+    except ConfigError:
+        return False
