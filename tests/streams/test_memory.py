@@ -289,7 +289,8 @@ def test_a_dtype_that_cannot_be_shared_is_refused(dtype):
 
 def test_a_peer_that_fails_says_so(peer):
     """The other tests rest on this."""
-    other = peer(Doorbell())
+    bell = Doorbell()  # others open it when they first use it, so it must live
+    other = peer(bell)
     with pytest.raises(AttributeError):
         other.read(0, 1)
     assert eventually(lambda: other.rung(0) is False)

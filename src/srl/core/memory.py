@@ -133,7 +133,10 @@ def _discard(fd: int, handle: str) -> None:
 
 
 class Doorbell:
-    """Wakes whoever waits on it. Rings while nobody waits are remembered as one ring."""
+    """Wakes whoever waits on it. Rings while nobody waits are remembered as one ring.
+
+    Another process opens the end it uses when it first uses it: each of many workers is handed the bells of all.
+    """
 
     def __init__(self) -> None:
         if _ANONYMOUS:
@@ -142,32 +145,39 @@ class Doorbell:
         else:
             self.handle = str(Path(tempfile.mkdtemp(prefix="srl-bell-")) / "bell")
             os.mkfifo(self.handle, 0o600)
-            self._open()
+            self._read = os.open(self.handle, os.O_RDONLY | os.O_NONBLOCK)
+            self._write = os.open(self.handle, os.O_WRONLY | os.O_NONBLOCK)
         weakref.finalize(self, _discard, self._read, self.handle)
         weakref.finalize(self, os.close, self._write)
 
-    def _open(self) -> None:
-        self._read = os.open(self.handle, os.O_RDONLY | os.O_NONBLOCK)
-        self._write = os.open(self.handle, os.O_WRONLY | os.O_NONBLOCK)
+    def _open(self, way: int) -> int:
+        fd = os.open(self.handle, way | os.O_NONBLOCK | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, fd)
+        return fd
 
     def fileno(self) -> int:
         """A descriptor that is readable after a ring."""
+        if self._read < 0:
+            self._read = self._open(os.O_RDONLY)
         return self._read
 
     def ring(self) -> None:
         """Wake the waiter."""
-        with contextlib.suppress(BlockingIOError):  # the pipe is full: the waiter has rings enough
+        # The pipe is full: the waiter has rings enough. It is not there: its owner is gone, and with it the run.
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            if self._write < 0:
+                self._write = self._open(os.O_WRONLY)
             os.write(self._write, b"!")
 
     def clear(self) -> None:
         """Forget all rings so far. Call before looking at what the rings announce, not after."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self._read, 1 << 16)  # all that a pipe holds
+            os.read(self.fileno(), 1 << 16)  # all that a pipe holds
 
     def wait(self, timeout: float) -> bool:
         """Wait until rung or until ``timeout`` seconds have passed; True if rung."""
         poller = select.poll()
-        poller.register(self._read, select.POLLIN)
+        poller.register(self.fileno(), select.POLLIN)
         return bool(poller.poll(timeout * 1000))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -176,8 +186,5 @@ class Doorbell:
 
 def _attach_doorbell(handle: str) -> Doorbell:
     bell = Doorbell.__new__(Doorbell)
-    bell.handle = handle
-    bell._open()
-    weakref.finalize(bell, os.close, bell._read)
-    weakref.finalize(bell, os.close, bell._write)
+    bell.handle, bell._read, bell._write = handle, -1, -1
     return bell

@@ -85,6 +85,7 @@ class MultiAgent(Environment):
                     f"{self.where}: agents {group[0]!r} and {odd[0]!r} cannot share a policy; spaces differ"
                 )
         self.groups = [tuple(group) for group in groups]
+        self._seats = {name: (g, place) for g, group in enumerate(groups) for place, name in enumerate(group)}
         self._measures = [Measures(self.watch.info, self.copies * len(group), self.measured) for group in groups]
         for copy in range(self.copies):
             self._seat(copy)
@@ -135,9 +136,8 @@ class MultiAgent(Environment):
         """Note where the environment's agents have their rows, now that they have their seats."""
         for player, seat in zip(self.players, self.seats[copy].tolist(), strict=True):
             name = self.agents[seat]
-            g = next(g for g, group in enumerate(self.groups) if name in group)
-            row = copy * len(self.groups[g]) + self.groups[g].index(name)
-            self._places[copy][player] = g, row, self._fields[name]
+            g, place = self._seats[name]
+            self._places[copy][player] = g, copy * len(self.groups[g]) + place, self._fields[name]
 
     def _picker(self, copy: int, takes: list[Callable[[int], Any]]) -> Callable[[Agent], Any]:
         def pick(agent: Agent) -> Any:

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -10,15 +11,21 @@ from multiprocessing import forkserver, resource_tracker
 _THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 _PRELOAD = ("srl.launch.child", "srl.experiment", "srl.envs", "gymnasium.vector")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_FILES = 65_536
+"""Files that a process may have open, where the system lets it: a controller needs a few for every worker."""
 
 
 def share_the_machine() -> None:
     """For processes started from here on, and this one where numpy and torch are not imported yet.
 
-    numpy has one thread in each, and threads of torch do not spin while they wait.
+    numpy has one thread in each, threads of torch do not spin while they wait, and enough files may be open.
     """
     for name, value in _THREADS.items():
         os.environ.setdefault(name, value)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def prepare_workers(*modules: str) -> None:

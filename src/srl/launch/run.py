@@ -22,6 +22,7 @@ from srl import config
 from srl.core.errors import ConfigError, UnknownName
 from srl.core.worker import Worker
 from srl.experiment import Experiment, evaluated, wire
+from srl.launch import share_the_machine
 from srl.launch.controller import SCALE
 from srl.monitor.exporters import exporting
 from srl.monitor.monitor import Monitor, Sink
@@ -94,6 +95,7 @@ def run(
     if x.launcher != "inline":
         from srl.launch.local import LocalLauncher, check_portable, preload
 
+        share_the_machine()
         check_portable(x.env, "the environment")
         check_portable(x.algorithms, "the algorithm")
     run_dir = Path(out) if out is not None else new_folder(x)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,10 @@ from srl.core.worker import State
 from srl.streams.protocols import Full, Grant
 
 FREE, OFFERED, GRANTED, FULL, HELD = range(5)
+_AHEAD = 2
+"""Blocks that a producer may always have: the one it fills and the next."""
+_MOST = 64
+"""Blocks, if not four times its share, that a producer may have at most: the board has places for as many."""
 
 
 class SampleBoard:
@@ -36,6 +41,7 @@ class SampleBoard:
     def __init__(self, spec: BlockSpec, blocks: int, bells: Sequence[Doorbell], *, shared: bool) -> None:
         """``bells`` has one doorbell per producer (several producers of one worker may share theirs)."""
         self.producers = len(bells)
+        self.most = min(blocks, max(_MOST, 4 * -(-blocks // self.producers)))
         self.slab = Slab(spec, blocks, shared=shared)
         self.consumer_bell = Doorbell()
         self.bells = list(bells)
@@ -43,7 +49,7 @@ class SampleBoard:
         self._map()
 
     def _layout(self) -> Layout:
-        producers, ring = self.producers, 2 * self.slab.blocks
+        producers, ring = self.producers, 2 * self.most
         integers: dict[str, tuple[int, ...]] = {
             "closed": (1,),
             "epoch": (producers,),  # written by the producer: how often it has come and gone
@@ -66,7 +72,7 @@ class SampleBoard:
         self.grants, self.granted, self.accepted = views["grants"], views["granted"], views["accepted"]
         self.fulls, self.committed, self.collected = views["fulls"], views["committed"], views["collected"]
         self.state, self.owner, self.owner_epoch = views["state"], views["owner"], views["owner_epoch"]
-        self.ring = self.grants.shape[1]
+        self.ring: int = self.grants.shape[1]
 
     def producer(self, index: int, incarnation: int) -> BoardProducer:
         """See :class:`~srl.streams.protocols.SampleStream`."""
@@ -77,7 +83,7 @@ class SampleBoard:
         return BoardConsumer(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("producers", "slab", "consumer_bell", "bells", "segment")
+        kept = ("producers", "most", "slab", "consumer_bell", "bells", "segment")
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -143,6 +149,33 @@ class BoardProducer:
         self.board.consumer_bell.ring()
 
 
+class _Free:
+    """Free blocks. Who had one before gets it again: what it has mapped of the slab stays small."""
+
+    def __init__(self, blocks: list[tuple[int, int]]) -> None:
+        """``blocks`` are pairs of a block and its last owner."""
+        self.count = len(blocks)
+        self._order = deque(block for block, _ in blocks)
+        self._by_owner: dict[int, list[int]] = {}
+        for block, owner in blocks:
+            self._by_owner.setdefault(owner, []).append(block)
+        self._gone: set[int] = set()
+
+    def take(self, producer: int) -> int:
+        """One for ``producer``."""
+        self.count -= 1
+        own = self._by_owner.get(producer, [])
+        while own:
+            block = own.pop()
+            if block not in self._gone:
+                self._gone.add(block)
+                return block
+        while (block := self._order.popleft()) in self._gone:
+            pass
+        self._gone.add(block)
+        return block
+
+
 class BoardConsumer:
     """The consumer's end of a :class:`SampleBoard`."""
 
@@ -163,26 +196,33 @@ class BoardConsumer:
         """See :class:`~srl.streams.protocols.SampleConsumer`; next is who fills fewest blocks, then who got fewest."""
         board = self.board
         self._collect()
-        states = board.state.tolist()
-        free = [block for block, state in enumerate(states) if state == FREE][:count]
+        states, last = board.state.tolist(), board.owner.tolist()
         epochs = board.epoch.tolist()  # read before `present`: who leaves meanwhile gets a grant of a past epoch
-        there = [producer for producer, present in enumerate(board.present.tolist()) if present]
-        if not there or not free:
-            return 0
+        present = board.present.tolist()
         filling = [0] * board.producers
-        for owner, state in zip(board.owner.tolist(), states, strict=True):
+        for owner, state in zip(last, states, strict=True):
             filling[owner] += state == GRANTED
+        share = self._share(present, epochs)
         granted = board.granted.tolist()
-        woken = set()
-        for block in free:
-            producer = min(there, key=lambda each: (filling[each], granted[each]))
-            filling[producer] += 1
-            granted[producer] += 1
-            self._give(block, producer, epochs[producer], version)
-            woken.add(board.bells[producer])
-        for bell in woken:
+        heap = [(n, granted[each], each) for each, n in enumerate(filling) if present[each] and n < share]
+        heapify(heap)
+        free = _Free([(block, last[block]) for block, state in enumerate(states) if state == FREE])
+        given: list[int] = []
+        while heap and free.count and len(given) < count:
+            fills, got, producer = heappop(heap)
+            self._give(free.take(producer), producer, epochs[producer], version)
+            given.append(producer)
+            if fills + 1 < share:
+                heappush(heap, (fills + 1, got + 1, producer))
+        for bell in {board.bells[producer] for producer in given}:
             bell.ring()
-        return len(free)
+        return len(given)
+
+    def _share(self, present: list[int], epochs: list[int]) -> int:
+        """How many blocks one producer may have: who is there first leaves theirs to those who are still to come."""
+        board = self.board
+        expected = sum(1 for here, epoch in zip(present, epochs, strict=True) if here or not epoch)
+        return min(max(_AHEAD, -(-board.slab.blocks // max(expected, 1))), board.most)
 
     def take(self, count: int) -> list[Full] | None:
         """See :class:`~srl.streams.protocols.SampleConsumer`."""

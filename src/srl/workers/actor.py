@@ -20,6 +20,9 @@ from srl.envs.base import EnvConfig, Environment, Observed, StepViews
 from srl.streams.protocols import Grant, InferenceClient, InferenceStream, SampleProducer, SampleStream
 from srl.streams.wait import wait
 
+_KEPT = 4096
+"""Steps whose views a group keeps at most: where there are many blocks, one may come back once in an hour."""
+
 
 @dataclass(frozen=True)
 class Route:
@@ -46,7 +49,7 @@ class Group:
         #: the beginning of a block saved by an earlier run, and whether its last step still lacks an action
         self.saved: Arrays = {}
         self.saved_waiting = False
-        #: actions and views of every step of every block, as far as there was a step yet
+        #: actions and views of steps of blocks there have been
         self.kept: dict[int, tuple[Arrays, StepViews]] = {}
         self.returns: Array = np.zeros(self.spec.rows)
         self.lengths: Array = np.zeros(self.spec.rows, np.int64)
@@ -68,6 +71,8 @@ class Group:
         number = self.grant.block * (self.spec.horizon + 1) + self.step
         found = self.kept.get(number)
         if found is None:
+            if len(self.kept) >= _KEPT:
+                self.kept.clear()
             found = self.kept[number] = self._places(self.block, self.step)
         return found
 
