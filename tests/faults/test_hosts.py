@@ -14,7 +14,7 @@ import pytest
 
 import srl
 from running import eventually
-from srl.bench.faults import Run
+from srl.bench.faults import Run, prepared
 from srl.recipes import recipe
 
 pytestmark = pytest.mark.timeout(240)
@@ -72,7 +72,8 @@ def test_a_host_that_does_not_see_the_folder_is_named(ray_cluster, tmp_path):
 @pytest.fixture(scope="module")
 def run(ray_cluster, tmp_path_factory):
     """A run on four hosts that may not restart anything on its own account, and a fifth host that is free."""
-    run = Run(experiment(ray_cluster), tmp_path_factory.mktemp("faults") / "run", ray_cluster.start)
+    run_dir = tmp_path_factory.mktemp("faults") / "run"
+    run = Run(prepared(experiment(ray_cluster), run_dir), run_dir, ray_cluster.start)
     run.working(WORKERS, 90)
     run.wait(lambda: any((run.run_dir / "checkpoints").glob("*/v*")), 30, "a checkpoint")
     ray_cluster.join(len(ray_cluster.hosts) - 1)

@@ -10,7 +10,7 @@ import pytest
 
 import srl
 from running import eventually
-from srl.bench.faults import kill, local, processes_of
+from srl.bench.faults import kill, local, prepared, processes_of
 from srl.core.errors import WorkerError
 from srl.experiment import wire
 from srl.launch.local import LocalLauncher
@@ -19,6 +19,8 @@ from srl.recipes import recipe
 from srl.workers.trainer import TrainerWorker
 
 KINDS = ("actor", "policy", "trainer")
+CHECKPOINT = 1.0
+"""Seconds between checkpoints."""
 WORKERS = ("actor-0", "actor-1", "policy-default-0", "trainer-default")
 
 
@@ -26,7 +28,7 @@ def experiment(**changes):
     return replace(
         recipe("cartpole"),
         actors=srl.Actors(count=2, envs=8, inference="remote"),
-        trainer=srl.Trainer(checkpoint_seconds=1.0),
+        trainer=srl.Trainer(checkpoint_seconds=CHECKPOINT),
         steps=10**9,
         **{"restarts": 100, **changes},
     )
@@ -38,7 +40,7 @@ def started(tmp_path):
     runs = []
 
     def start(x):
-        context = local(x, tmp_path / "run", tmp_path / "tmp")
+        context = local(prepared(x, tmp_path / "run"), tmp_path / "run", tmp_path / "tmp")
         runs.append((context, run := context.__enter__()))
         run.working(WORKERS)
         return run
@@ -49,7 +51,7 @@ def started(tmp_path):
             assert run.stop() == 0, run.tail()
             trained = run.trained()
             assert trained.batches and trained.twice == trained.backwards == 0
-            eventually(lambda pid=run.process.pid: not processes_of(pid), 8, "the end of all processes")
+            eventually(lambda: not processes_of(tmp_path / "run"), 8, "the end of all processes")
         finally:
             context.__exit__(None, None, None)
 
@@ -64,7 +66,7 @@ def test_every_kind_of_worker_is_back_after_it_was_killed_and_the_trainer_loses_
         run.goes_on("trainer-default", time.monotonic())
     undone, seconds = run.trained().undone(at)
     assert undone > 0, "the trainer went on from where it was, not from a checkpoint"
-    assert seconds < 3 * run.x.trainer.checkpoint_seconds
+    assert seconds < 3 * CHECKPOINT
 
 
 def test_a_worker_that_is_stopped_for_a_while_goes_on(started):

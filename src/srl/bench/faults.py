@@ -24,6 +24,8 @@ from srl import config
 from srl.bench.recorded import COMMAND, REPORTS, SAMPLED, TRAINED
 from srl.experiment import Experiment
 
+_MARK = "SRL_RECORDED"
+"""Variable in the environment of all processes of a local run, by which they are found again."""
 Start = Callable[..., subprocess.Popen[Any]]
 """Starts a command, with options of :class:`subprocess.Popen`."""
 
@@ -106,14 +108,19 @@ class Trained:
         return max(0, before[-1].trained - after.trained), kill - saved
 
 
+def prepared(x: Experiment, run_dir: Path) -> list[str]:
+    """The command that runs ``x`` in a folder, and writes down what happens."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    config.save(x, run_dir)
+    return [*COMMAND, str(run_dir)]
+
+
 class Run:
     """A recorded run in a process of its own."""
 
-    def __init__(self, x: Experiment, run_dir: Path, start: Start, **options: Any) -> None:
-        """``start`` gets the command and the ``options``."""
-        self.x, self.run_dir, self._start, self._options = x, run_dir, start, options
-        run_dir.mkdir(parents=True, exist_ok=True)
-        config.save(x, run_dir)
+    def __init__(self, command: Sequence[str], run_dir: Path, start: Start, **options: Any) -> None:
+        """``start`` gets the command and the ``options``; ``resume`` added to the command goes on with the run."""
+        self.command, self.run_dir, self._start, self._options = command, run_dir, start, options
         self.lives: list[Life] = []
         self.said: list[tuple[float, str]] = []
         self._offset = 0
@@ -122,7 +129,7 @@ class Run:
     def _launch(self, *more: str) -> subprocess.Popen[Any]:
         with open(self.run_dir / "output.txt", "ab") as output:
             given = {"stdout": output, "stderr": output, **self._options}
-            return self._start([*COMMAND, str(self.run_dir), *more], **given)
+            return self._start([*self.command, *more], **given)
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, after the controller has ended."""
@@ -247,29 +254,28 @@ def kill(life: Life, number: int = signal.SIGKILL) -> float:
 
 
 @contextlib.contextmanager
-def local(x: Experiment, run_dir: Path, temporary: Path) -> Iterator[Run]:
+def local(command: Sequence[str], run_dir: Path, temporary: Path) -> Iterator[Run]:
     """A run on this machine, in a session of its own; nothing of it is left afterwards."""
     temporary.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, "TMPDIR": str(temporary)}
-    run = Run(x, run_dir, subprocess.Popen, start_new_session=True, env=env)
-    groups = [run.process.pid]
+    run_dir.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, "TMPDIR": str(temporary), _MARK: str(run_dir)}
+    run = Run(command, run_dir, subprocess.Popen, start_new_session=True, env=env)
     try:
         yield run
     finally:
-        groups.append(run.process.pid)  # of a run that was resumed
-        for pid in {pid for group in groups for pid in processes_of(group)}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        while pids := processes_of(run_dir):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         run.process.wait()
 
 
-def processes_of(group: int) -> list[int]:
-    """The processes of a group that have not ended."""
-    found = []
+def processes_of(run_dir: Path) -> list[int]:
+    """The processes of a local run that have not ended, whoever their parents are."""
+    mark, found = f"{_MARK}={run_dir}\0".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError):
-            state, _, its_group = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:3]
-            if int(its_group) == group and state != "Z":
+        with contextlib.suppress(OSError):
+            if mark in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return found
 
