@@ -134,7 +134,7 @@ def test_one_write_and_one_gather_between_environment_and_trainer_tensor(board, 
         got.append(taken["obs"])
         return np.zeros(len(METRICS) - 1)
 
-    monkeypatch.setattr(learner, "_gradient", gradient)
+    monkeypatch.setattr(learner, "gradient", gradient)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         learner.train(learner.prepare(batch), 0, lambda: False)
     touched = Counter(event.name for event in profile.events() if big(event))

@@ -24,9 +24,9 @@ from srl.launch import hears_sigterm, interrupts_blocked, prepare_workers
 from srl.launch.child import answer_main, worker_main
 from srl.launch.controller import Child, Controller
 
-_MOMENT = 0.05
-"""Seconds in which all that is reported is taken in at once: a turn for every report of hundreds of workers would keep
-a core busy."""
+_MOMENT = 0.00025
+"""Seconds, for every worker, in which all that is reported is taken in at once: a turn for every report of hundreds of
+workers would keep a core busy."""
 
 
 class LocalProcess:
@@ -67,7 +67,7 @@ class LocalLauncher(Controller):
         """See :class:`~srl.launch.controller.Controller`."""
         lines: dict[Any, Child] = {child.pipe: child for child in self.children.values() if not child.pipe.closed}
         ready = wait(list(lines), timeout)
-        early = self._last + _MOMENT - time.monotonic()
+        early = self._last + _MOMENT * len(lines) - time.monotonic()
         if ready and early > 0:
             time.sleep(early)
             ready = wait(list(lines), 0)

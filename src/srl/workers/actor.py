@@ -136,8 +136,12 @@ class Group:
         whole.put("carried", State({name: kept.copy() for name, kept in self.carried.items()}))
         ends = dict.fromkeys(self.spec.state, -(-(self.step + 1) // max(self.spec.chunk, 1)))
         built = {name: field[: ends.get(name, self.step + 1)].copy() for name, field in self.block.items()}
+        waiting = self.client.waiting()
+        known = {*self.carried, *self.spec.state, *(() if waiting else (*self.spec.outputs, "version"))}
+        for name in built.keys() - known:
+            built[name][self.step :] = 0  # what the block was last used for
         whole.put("block", State(built))
-        whole.values["waiting"] = self.client.waiting()
+        whole.values["waiting"] = waiting
         return whole
 
     def load_state(self, state: State) -> None:
