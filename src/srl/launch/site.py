@@ -14,8 +14,8 @@ from __future__ import annotations
 import multiprocessing.util
 import os
 import platform
-import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections import deque
@@ -167,6 +167,7 @@ class Site:
         ``relayed`` are the parameter streams that workers here read.
         """
         self._relays = Relays(relayed)
+        self._broom = _broom(multiprocessing.util.get_temp_dir())
         self._unseen = "" if _holds(Path(keys), names.keys) else str(Path(keys).parent)
         self._socket = connect(names.network, lines, _LONGEST)
         self._stream = stream_id(_NAME)
@@ -212,7 +213,8 @@ class Site:
             worker.process.kill()
             worker.process.join(timeout=5)
         self._relays.close()
-        shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)  # Ray ends us before Python can do it
+        assert self._broom.stdin is not None
+        self._broom.stdin.close()
 
     def wait(self) -> None:
         """Return when the site is closed. Raises ConfigError if it is of no use."""
@@ -297,6 +299,14 @@ class Site:
             self._socket.send_multipart([*encode(header, stream=self._stream), *frames], zmq.NOBLOCK)
         except zmq.Again:  # cut off for long; reports are many, all else is said again
             return
+
+
+def _broom(folder: str) -> subprocess.Popen[bytes]:
+    """Removes a folder when this process ends, however that is: Ray ends it before Python could do anything."""
+    sweep = 'exec 3<&0; (read _ <&3; rm -rf -- "$1") >/dev/null 2>&1 &'  # not our child: Ray ends those too
+    process = subprocess.Popen(["/bin/sh", "-c", sweep, "sh", folder], stdin=subprocess.PIPE, start_new_session=True)
+    process.wait()
+    return process
 
 
 def _holds(path: Path, keys: Keys | None) -> bool:
