@@ -28,7 +28,7 @@ from srl.recipes import recipe
 
 CHECKPOINT = 5.0
 """Seconds between checkpoints."""
-CUT = 20.0
+CUT, LONG = 20.0, 90.0
 
 
 @dataclass
@@ -218,10 +218,10 @@ def ended(run: Run, row: Row) -> Row:
     return row
 
 
-def killed(bench: Bench, where: str, kind: str) -> Row:
+def killed(bench: Bench, where: str, kind: str, window: float = 10.0) -> Row:
     """A worker's process is killed."""
     with bench.run(where) as run:
-        row = Row(f"{where}: {kind} killed", window=10.0, undoes=kind in ("trainer", "algorithm"))
+        row = Row(f"{where}: {kind} killed", window=window, undoes=kind in ("trainer", "algorithm"))
 
         def strike(number: int) -> tuple[float, float]:
             found = run.workers(kind)
@@ -266,20 +266,21 @@ def every_three_seconds(bench: Bench, where: str) -> Row:
     """One actor is killed every three seconds for a minute."""
     kills = 5 if bench.quick else 20
     with bench.run(where) as run:
-        row = Row(f"{where}: an actor killed every 3 s", times=kills, window=3.0 * kills)
+        row = Row(f"{where}: an actor killed every 3 s", window=3.0 * kills)
         peace = Peace(run, bench.quiet)
         peace.keep()
         before, lives, start, hit = run.lost(), len(run.lives), time.monotonic(), []
         for number in range(kills):
             rest(start + 3 * number)
-            found = run.workers("actor")
-            life = found[number % len(found)]
-            hit.append((life, kill(life)))
+            found = [life for life in run.workers("actor") if Path(f"/proc/{life.pid}").exists()]
+            if found:
+                life = found[number % len(found)]
+                hit.append((life, kill(life)))
         rest(start + row.window)
         row.back = [round(run.back(life, at), 2) for life, at in hit]
         peace.keep()
         trained = run.trained()
-        row.rate, row.lost = round(peace.rate), round(peace.lost(start, before) / kills)
+        row.times, row.rate, row.lost = len(hit), round(peace.rate), round(peace.lost(start, before) / len(hit))
         row.kept = round(trained.rate(start, start + row.window) / peace.rate, 3)
         row.pause = [round(trained.pause(start, start + row.window), 2)]
         row.restarts = len(run.lives) - lives
@@ -361,6 +362,28 @@ def cut(bench: Bench, kind: str) -> Row:
 
         row = repeated(bench, run, row, 1 if bench.quick else 3, strike)
         row.leftovers = leftovers(bench, run, "ray")
+        return row
+
+
+def cut_for_long(bench: Bench, kind: str) -> Row:
+    """The network of a host is cut until Ray has given the host up, and for a while longer."""
+    ours, spare = bench.cluster(), len(LABELS) - 1
+    with bench.run("ray") as run:
+        ours.join(spare)
+        row = Row(f"ray: network of the {kind}'s host cut for {LONG:.0f} s", window=LONG + 15, undoes=kind == "trainer")
+
+        def strike(number: int) -> tuple[float, float]:
+            host, lives = victims(ours, run, kind)
+            at = time.monotonic()
+            host.cut()
+            took = max(run.back(life, at, LONG) for life in lives)
+            rest(at + LONG)
+            host.heal()
+            return at, took
+
+        row = repeated(bench, run, row, 1, strike)
+        row.leftovers = leftovers(bench, run, "ray")
+        ours.leave(spare)
         return row
 
 

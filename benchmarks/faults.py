@@ -23,6 +23,7 @@ from disturbances import (
     bad_network,
     controller_killed,
     cut,
+    cut_for_long,
     every_three_seconds,
     frozen,
     host_killed,
@@ -45,10 +46,11 @@ FAULTS: dict[str, Callable[[Bench], Row]] = {
     **{f"{w}-controller": lambda b, w=w: controller_killed(b, w) for w in ("local", "ray")},
     **{f"ray-host-{k}": lambda b, k=k: host_killed(b, k) for k in KINDS},
     **{f"ray-cut-{k}": lambda b, k=k: cut(b, k) for k in KINDS},
+    "ray-cut-long": lambda b: cut_for_long(b, "trainer"),
     "ray-bad-network": bad_network,
     **{f"{w}-every-3s": lambda b, w=w: every_three_seconds(b, w) for w in ("alike", "rllib")},
-    **{f"{w}-trainer": lambda b, w=w: killed(b, w, "trainer") for w in ("alike", "rllib")},
-    "rllib-algorithm": lambda b: killed(b, "rllib", "algorithm"),
+    **{f"{w}-trainer": lambda b, w=w: killed(b, w, "trainer", 20.0) for w in ("alike", "rllib")},
+    "rllib-algorithm": lambda b: killed(b, "rllib", "algorithm", 20.0),
     **{f"{w}-controller": lambda b, w=w: controller_killed(b, w) for w in ("alike", "rllib")},
 }
 

@@ -29,8 +29,11 @@ CONFIG = {"envs": 64, "runners": 2, "learners": 1, "threads": 1}
 EVERY = 5
 """Updates between two checkpoints: about five seconds."""
 RUN_DIR = "RIVAL_RUN_DIR"
-STARTED = time.monotonic_ns() // 10**6
-"""Tells the lives of a worker apart."""
+
+
+def life(pid: int) -> int:
+    """When a process was started: tells the lives of a worker apart."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
 
 
 def note(file: str, **what: Any) -> None:
@@ -41,7 +44,8 @@ def note(file: str, **what: Any) -> None:
 
 
 def alive(name: str, kind: str, done: float, pid: int = 0) -> None:
-    note("reports.jsonl", name=name, kind=kind, life=STARTED, pid=pid or os.getpid(), done=done)
+    pid = pid or os.getpid()
+    note("reports.jsonl", name=name, kind=kind, life=life(pid), pid=pid, done=done)
 
 
 class Recorded(RLlibCallback):
@@ -64,11 +68,12 @@ class Recorded(RLlibCallback):
         self.tell(0)
 
     def on_train_result(self, *, algorithm: Any, result: dict, **_: Any) -> None:
-        steps = int(result["env_runners"]["num_env_steps_sampled_lifetime"])
+        steps, update = int(result["env_runners"]["num_env_steps_sampled_lifetime"]), result["training_iteration"]
         before, self.steps = self.steps or steps, steps
-        note("trained.jsonl", blocks=[[0, STARTED, result["training_iteration"], steps - before]])
-        note("trained.jsonl", run=os.getppid(), life=STARTED, version=result["training_iteration"], trained=steps)
-        self.tell(result["training_iteration"])
+        mine = life(os.getpid())
+        note("trained.jsonl", blocks=[[0, mine, update, steps - before]])
+        note("trained.jsonl", run=os.getppid(), life=mine, version=update, trained=steps)
+        self.tell(update)
 
     def tell(self, done: int) -> None:
         alive("learner", "trainer", done, self.learner)
