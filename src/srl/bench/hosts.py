@@ -68,6 +68,13 @@ class Host:
                 with contextlib.suppress(subprocess.CalledProcessError):  # there was nothing to change
                     _run(*where, "tc", "qdisc", "del", "dev", card, "root")
 
+    def limit(self, mbit: float) -> None:
+        """Let no more than so many million bits a second through, each way."""
+        for where in ((), self.within):
+            card = "eth0" if where else self.outside
+            bucket = ["tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "50ms"]
+            _run(*where, "tc", "qdisc", "replace", "dev", card, "root", *bucket)
+
 
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[list[Host]]:
