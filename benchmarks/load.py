@@ -1,6 +1,6 @@
 """Load: many actors, huge observations, crowds of agents, trainers and actors that take their time.
 
-python benchmarks/load.py [actors tcp ring huge crowd slow-trainer slow-actor] [--counts 1 8 32 64 128 200]
+python benchmarks/load.py [actors tcp ring huge crowd slow-trainer slow-actor link] [--counts 1 8 32 64 128 200]
     [--latency 0.1] [--seconds 20] [--json benchmarks/results/load.json]
 
 actors         Light actors (remote inference, no torch) whose environment is somewhere else: a step sleeps for
@@ -12,6 +12,8 @@ huge           Observations of 64 MiB. The trainer looks at every byte before it
 crowd          10,000 agents in one environment, which PettingZoo and which our own interface bring.
 slow-trainer   Updates that sleep: actors must stand still, queues stay bounded and memory flat.
 slow-actor     Steps that sleep for a second: nobody may spin.
+link           Blocks of Pong frames from one host to another (network namespaces, which need root), over links of 100
+               Mbit/s and 1 Gbit/s and as fast as it goes: as they are, and as the producer thinks best.
 
 Steps a second are steps trained on. RSS counts what processes share once for each of them, PSS divides it among them.
 Results are added to those in the file.
@@ -21,6 +23,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,11 +32,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import srl
+from srl.bench.hosts import hosts
 from srl.bench.load_crowd import Zoo
+from srl.bench.load_link import Order, spec
 from srl.bench.load_watch import CONTROLLER, Look, Script, Watched, cost
 from srl.bench.load_work import Checked, Crowd, Huge, Sleeper, Slow
 from srl.bench.machine import machine
+from srl.services.network import Keys
+from srl.streams.cargo import sizes
 
 RESULTS = Path(__file__).parent / "results" / "load.json"
 LIMIT = 180.0
@@ -97,7 +107,7 @@ def waiting(count: int, latency: float, seconds: float) -> Callable[[Watched], S
         yield from watched.until(lambda: watched.count("trainer", "updates") >= 2)
         before, counted, since = watched.look(), counts(watched), time.monotonic()
         trained = [(since, watched.count("trainer", "steps"))]
-        while time.monotonic() < since + seconds:
+        while time.monotonic() < since + seconds or len(trained) < 3:  # from update to update, so two at least
             steps = watched.count("trainer", "steps")
             if steps != trained[-1][1]:
                 trained.append((time.monotonic(), steps))
@@ -135,7 +145,7 @@ def actors(given: argparse.Namespace) -> list[Row]:
     found = []
     for count in given.counts:
         script = waiting(count, given.latency, given.seconds)
-        found.append(measured(f"{count} actors", light(count, given.latency), script))
+        found.append(measured(f"{count} actor{'s' if count > 1 else ''}", light(count, given.latency), script))
     print(f"\n{'actors':>6} {'ideal':>7} {'steps/s':>8} {'share':>6} {'batch':>6} {'start s':>8}", end="")
     print(f" {'% core an actor':>16} {'policy':>7} {'trainer':>8} {'controller':>11} {'RSS MB':>7} {'PSS MB':>7}")
     for row in found:
@@ -263,6 +273,40 @@ def slow_actor(given: argparse.Namespace) -> list[Row]:
     ]
 
 
+def link(given: argparse.Namespace) -> list[Row]:
+    """Sample streams between two hosts."""
+    found = []
+    for rate in (100, 1000, 0):
+        for packing in ("never", "auto"):
+            row = {"name": f"{rate or 'unlimited'} Mbit/s, compressed: {packing}", "Mbit/s": rate, "packing": packing}
+            print(f"{row['name']} …", flush=True)
+            row |= across(rate, packing, given.seconds)
+            print("  " + ", ".join(f"{key} {shown(value)}" for key, value in row.items()), flush=True)
+            found.append(row)
+    return found
+
+
+def across(rate: float, packing: str, seconds: float) -> Row:
+    """Blocks a second from one host to another."""
+    with tempfile.TemporaryDirectory(prefix="srl-load-") as folder, hosts(2) as (near, far):
+        Keys.make().save(Path(folder) / "keys")
+        if rate:
+            far.limit(rate)
+        ends = []
+        for which, host in (("consumer", near), ("producer", far)):
+            order = Order(folder, host.address, seconds + 6, packing)
+            command = [sys.executable, "-m", "srl.bench.load_link", which, msgspec.json.encode(order).decode()]
+            ends.append(host.start(command, stdout=subprocess.PIPE, text=True))
+        came, sent = ([json.loads(line) for line in end.communicate(timeout=60)[0].splitlines()] for end in ends)
+        if any(end.returncode for end in ends):
+            raise SystemExit("an end of the stream failed")
+    counted = [row for row in came if row["blocks"]][2:]  # two seconds to find out what the link carries
+    blocks, passed = (counted[-1][name] - counted[0][name] for name in ("blocks", "time"))
+    size = sum(sizes(spec()))
+    about = {"blocks/s": blocks / passed, "MB/s of samples": blocks / passed * size / 1e6, "wrong": came[-1]["wrong"]}
+    return {**about, "block MB": size / 1e6, "link MB/s": sent[-1]["link"] / 1e6, "used": sent[-1]["used"]}
+
+
 CASES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "actors": actors,
     "tcp": tcp,
@@ -271,6 +315,7 @@ CASES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "crowd": crowd,
     "slow-trainer": slow_trainer,
     "slow-actor": slow_actor,
+    "link": link,
 }
 
 if __name__ == "__main__":

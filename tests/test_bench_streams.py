@@ -24,7 +24,8 @@ streams.QUICK = streams.Settings(2, 0.005, 0.01, (10_000, 1_000_000), (1,), (1, 
 cli.main()
 """
 LANES = {
-    "sample": {"memcpy, hot", "memcpy", "shm", "shm + gather", "ZeroMQ", "tcp", "mp.Queue"},
+    "sample": {"memcpy, hot", "memcpy", "shm", "shm + gather", "mp.Queue"}
+    | {"ZeroMQ", "tcp", "ZeroMQ, keys", "tcp, keys"},
     "inference": {"doorbell", "shm", "ZeroMQ", "tcp", "mp.Queue"},
     "parameters": {"memcpy, hot", "memcpy", "shm view", "shm copy", "ZeroMQ", "tcp view", "tcp copy"},
 }
@@ -73,7 +74,7 @@ def test_every_lane_is_measured_and_nothing_is_left(tmp_path, litter):
     for case in whole["inference"]:
         for values in case["lanes"].values():
             assert all(p50 <= p99 for p50, p99 in zip(values["p50_us"], values["p99_us"], strict=True))
-    assert len(whole["targets"]) == 5
+    assert len(whole["targets"]) == 7
 
 
 def case(about, **lanes):

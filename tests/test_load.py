@@ -46,7 +46,7 @@ def test_two_dozen_light_actors_are_as_fast_as_their_environments(tmp_path, ligh
         yield from watched.until(lambda: watched.having("actor", "steps") == count)
         yield from trained(watched)
         before, since, acted = watched.look(), time.monotonic(), watched.count("actor", "steps")
-        yield from watched.wait(5)
+        yield from watched.wait(3)
         rate = (watched.count("actor", "steps") - acted) / (time.monotonic() - since)
         pids = [pid for name, pid in watched.pids().items() if name.startswith("actor")]
         torch = [pid for pid in pids if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
@@ -61,7 +61,7 @@ def test_two_dozen_light_actors_are_as_fast_as_their_environments(tmp_path, ligh
     assert not torch
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["tcp"])  # the benchmark has shared memory too
 def test_observations_of_64_megabytes_arrive_as_they_were_shown(tmp_path, transport):
     def script(watched):
         yield from trained(watched, 2)
@@ -95,7 +95,7 @@ def test_ten_thousand_agents_learn_in_one_environment(tmp_path):
     assert Watched(x, tmp_path, 60).run(script) > 3.5, "by chance it is 1.25, at best 5"
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["tcp"])  # the benchmark has shared memory too
 def test_actors_stand_still_while_the_trainer_is_slow(tmp_path, transport):
     horizon, count, envs = 16, 3, 8
     bound = 2 * count  # the batch being trained on and the next one, for a staleness of 1
@@ -103,7 +103,7 @@ def test_actors_stand_still_while_the_trainer_is_slow(tmp_path, transport):
     def script(watched):
         yield from trained(watched)
         begin, since, blocks, ahead = watched.look(), time.monotonic(), 0.0, 0.0
-        while time.monotonic() < since + 5:
+        while time.monotonic() < since + 3:
             blocks = max(blocks, sum(watched.gauge("trainer", f"queue/{name}") for name in ("filling", "full")))
             ahead = max(ahead, watched.count("actor", "steps") - watched.count("trainer", "steps"))
             yield
@@ -121,7 +121,7 @@ def test_actors_stand_still_while_the_trainer_is_slow(tmp_path, transport):
     assert cost(begin, end, "policy").cpu < 0.1
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["tcp"])  # the benchmark has shared memory too
 def test_nobody_spins_while_an_environment_takes_its_time(tmp_path, transport):
     def script(watched):
         yield from watched.until(lambda: watched.count("actor", "steps") > 0)

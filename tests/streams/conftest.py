@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import zmq
-from stream_peers import SILENCE, SPEC, Peer, eventually
+from stream_peers import SILENCE, SPEC, TRANSPORTS, Peer, eventually
 
 from srl.core.memory import Doorbell
 from srl.core.slab import Slab
@@ -35,25 +35,30 @@ def impatient(monkeypatch):
     monkeypatch.setattr(sockets, "SILENCE", SILENCE)
 
 
-@pytest.fixture(params=["inline", "shm", "tcp", "tcp with keys"])
+@pytest.fixture(params=TRANSPORTS)
 def transport(request):
-    return request.param.removesuffix(" with keys")
+    return request.param.split(" with ")[0]
+
+
+def way(request):
+    """The transport a test was asked to use, in full."""
+    return request.node.callspec.params.get("transport", "") if hasattr(request.node, "callspec") else ""
 
 
 @pytest.fixture
 def names(request, tmp_path):
-    asked = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    keys = Keys.make() if asked.get("transport") == "tcp with keys" else None
+    keys = Keys.make() if way(request) == "tcp with keys" else None
     return FileNames(tmp_path / "names", Network(keys=keys))
 
 
 @pytest.fixture
-def samples(transport, names):
+def samples(request, transport, names):
     """Makes a sample stream."""
+    packing = "always" if way(request) == "tcp with lz4" else "auto"
 
     def make(blocks=4, producers=1, spec=SPEC):
         if transport == "tcp":
-            return TcpSamples("samples", names, spec, blocks, producers)
+            return TcpSamples("samples", names, spec, blocks, producers, packing=packing)
         return SampleBoard(spec, blocks, [Doorbell() for _ in range(producers)], shared=transport == "shm")
 
     return make

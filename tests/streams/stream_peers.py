@@ -22,6 +22,7 @@ from srl.streams.wait import wait
 SILENCE = 0.1
 """Clients look for a server that does not answer this often, instead of once a second."""
 
+TRANSPORTS = ["inline", "shm", "tcp", "tcp with keys"]
 SPEC = BlockSpec(
     {
         "obs/camera/left": ArraySpec((6, 5, 3), "|u1"),

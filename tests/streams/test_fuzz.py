@@ -6,9 +6,13 @@ import random
 import resource
 import time
 
+import numpy as np
 import pytest
 
 from srl.core.errors import DecodeError
+from srl.core.slab import BlockSpec, Slab
+from srl.core.specs import ArraySpec
+from srl.streams.cargo import Cargo, codec, pack
 from srl.streams.frames import KINDS, MAGIC, Header, decode, encode, payload, stream_id
 
 STREAM = stream_id("samples")
@@ -61,4 +65,58 @@ def test_a_million_messages_are_refused_or_understood():
         longest = max(longest, time.thread_time() - begin)
     assert refused > INPUTS * 0.9 and understood > 1000
     assert longest < 0.1, "a message kept the decoder busy"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000, "kB more than before"
+
+
+COMPRESSED = 300_000
+FIELDS = {"obs": ArraySpec((64, 1024), "|u1"), "action": ArraySpec((), "<i8"), "reward": ArraySpec((), "<f4")}
+
+
+def damaged(rng, packed):
+    """Compressed frames without end that are not what they should be: cut, changed, longer, noise, and bombs."""
+    # One literal, then a copy of it of as many bytes as wanted: 255 for each byte, so 4 MB for every 16 kB.
+    bomb = bytes([0x1F, 0x00, 0x01, 0x00]) + b"\xff" * 16_000 + b"\x00"
+    while True:
+        way = rng.randrange(6)
+        if way == 0:
+            yield packed[: rng.randrange(len(packed))]
+        elif way in (1, 2):
+            changed = bytearray(packed)
+            for _ in range(rng.randrange(1, 4)):
+                changed[rng.randrange(len(changed))] = rng.randrange(256)
+            yield bytes(changed)
+        elif way == 3:
+            yield packed + rng.randbytes(rng.randrange(1, 9))
+        elif way == 4:
+            yield rng.randbytes(rng.randrange(200))
+        else:
+            yield bomb[: rng.randrange(5, len(bomb))] + rng.randbytes(rng.randrange(3))
+
+
+@pytest.mark.skipif(codec() is None, reason="needs the package lz4")
+def test_compressed_frames_become_exactly_the_bytes_there_must_be_or_are_refused():
+    """What is changed but still of the right length cannot be told from what is not; it never gets beyond its frame."""
+    cargo = Cargo(Slab(BlockSpec(FIELDS, 0, 1), 1, shared=False))
+    small, large = (bytes(size) for size in cargo.sizes)
+    shown = np.random.default_rng(0).integers(0, 4, len(large), np.uint8)
+    assert np.array_equal(cargo.check([small, pack(shown)], 0b10)[1], shown)
+    for frames, packed in (([small, large + b"0"], 0b10), ([small, pack(shown)], 0b110), ([small, pack(shown)], 0)):
+        with pytest.raises(DecodeError):
+            cargo.check(frames, packed)
+    pieces = np.zeros(len(large), np.uint8)
+    pieces[:: 1 << 12] = 1
+    refused = understood = 0
+    longest = 0.0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _, frame in zip(range(COMPRESSED), damaged(random.Random(7), pack(pieces)), strict=False):
+        begin = time.thread_time()
+        try:
+            [_, found] = cargo.check([small, frame], 0b10)
+            understood += 1
+            assert found.nbytes == len(large)
+        except DecodeError:
+            refused += 1
+        longest = max(longest, time.thread_time() - begin)
+    assert refused > COMPRESSED * 0.5 and understood > 100
+    assert longest < 0.1, "a frame kept the decoder busy"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000, "kB more than before"

@@ -88,6 +88,13 @@ class Host:
         if self._wire.stdout is None or self._wire.stdout.readline() != wire.READY:
             raise RuntimeError("the bad wire did not start")
 
+    def limit(self, mbit: float) -> None:
+        """Let no more than so many million bits a second through, each way."""
+        for where in ((), self.within):
+            card = "eth0" if where else self.outside
+            bucket = ["tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "50ms"]
+            _run(*where, "tc", "qdisc", "replace", "dev", card, "root", *bucket)
+
 
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[list[Host]]:

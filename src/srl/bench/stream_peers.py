@@ -22,7 +22,7 @@ import zmq
 
 from srl.core.errors import SrlError
 from srl.core.specs import Array
-from srl.services.network import LOOPBACK
+from srl.services.network import LOOPBACK, Network
 
 _PATIENCE = 30.0
 """Seconds after which a measurement that has not ended is given up."""
@@ -221,10 +221,11 @@ class Clock:
         return time.perf_counter() - self._wall, time.process_time() - self._processor
 
 
-def listener(kind: int, messages: int = 1000) -> zmq.Socket[bytes]:
+def listener(kind: int, messages: int = 1000, network: Network | None = None) -> zmq.Socket[bytes]:
     """A ZeroMQ socket for a yardstick that listens on loopback, as the streams do, and queues so many messages."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.set_hwm(messages)
+    (network or Network()).protect_server(socket)
     socket.bind(f"tcp://{LOOPBACK}:*")
     return socket
 

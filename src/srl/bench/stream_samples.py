@@ -12,6 +12,7 @@ What is timed, from the arrival of one block to the arrival of another many bloc
 ``tcp``           As ``shm``, with the consumer across a socket: one copy into the producer's block, one out of the
                   socket into the consumer's.
 ``ZeroMQ``        PUSH to PULL of as many bytes in one frame, sent from and received in place (``copy=False``).
+``…, keys``       The same two, encrypted (CURVE), as between hosts.
 ``mp.Queue``      ``put`` and ``get`` of the fields as a dictionary of arrays.
 """
 
@@ -30,6 +31,7 @@ from srl.core.memory import Doorbell
 from srl.core.slab import STEP_FIELDS, Batch, BlockSpec
 from srl.core.specs import ArraySpec
 from srl.services.names import FileNames
+from srl.services.network import Keys, Network
 from srl.streams.protocols import SampleStream
 from srl.streams.samples import SampleBoard
 from srl.streams.tcp_samples import TcpSamples
@@ -179,9 +181,10 @@ class Memcpy(Sender):
 class ZmqSender(Sender):
     """PUSH of one frame."""
 
-    def __init__(self, endpoint: str, nbytes: int) -> None:
+    def __init__(self, endpoint: str, nbytes: int, network: Network) -> None:
         self.end = zmq.Context.instance().socket(zmq.PUSH)
         self.end.set_hwm(BLOCKS)
+        network.protect_client(self.end)
         self.end.connect(endpoint)
         self.source = noise(nbytes)
 
@@ -193,8 +196,8 @@ class ZmqSender(Sender):
 class ZmqReceiver(Receiver):
     """PULL of one frame."""
 
-    def __init__(self) -> None:
-        self.end = listener(zmq.PULL, BLOCKS)
+    def __init__(self, network: Network) -> None:
+        self.end = listener(zmq.PULL, BLOCKS, network)
 
     def endpoint(self) -> str:
         """Where it listens."""
@@ -259,17 +262,24 @@ def sample_lanes(found: list[Peer], nbytes: int, seconds: float, folder: Path) -
 
         return Lane(name, run, [copier])
 
-    network = TcpSamples(f"samples/{nbytes}", FileNames(folder), spec, BLOCKS, 1)
-    tcp = far.make(BlockReceiver, network, False), near.make(BlockSender, network, spec)
-    puller = far.make(ZmqReceiver)
-    raw = puller, near.make(ZmqSender, puller.call("endpoint"), size)
+    def tcp(name: str, network: Network) -> Lane:
+        stream = TcpSamples(f"samples/{nbytes}/{name}", FileNames(folder, network), spec, BLOCKS, 1)
+        return lane(name, far.make(BlockReceiver, stream, False), near.make(BlockSender, stream, spec))
+
+    def raw(name: str, network: Network) -> Lane:
+        puller = far.make(ZmqReceiver, network)
+        return lane(name, puller, near.make(ZmqSender, puller.call("endpoint"), size, network))
+
+    plain, sealed = Network(), Network(keys=Keys.make())
     queue = far.make(QueueReceiver, Inbox(1)), near.make(QueueSender, Inbox(1), spec)
     return [
         copy("memcpy, hot", 1),
         copy("memcpy", BLOCKS),
         shm("shm", gather=False),
         shm("shm + gather", gather=True),
-        lane("ZeroMQ", *raw),
-        lane("tcp", *tcp),
+        raw("ZeroMQ", plain),
+        tcp("tcp", plain),
+        raw("ZeroMQ, keys", sealed),
+        tcp("tcp, keys", sealed),
         lane("mp.Queue", *queue),
     ]

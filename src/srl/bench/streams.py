@@ -179,6 +179,9 @@ def judge(found: dict[Section, list[Case]]) -> Iterator[dict[str, Any]]:
     for lane in ("shm", "shm + gather") if large else ():
         ratios = [case.ratio(lane, "memcpy", "GB/s") for case in large]
         yield target(f"{lane}: blocks of 1 MB and more at 0.8 of memcpy or above", ratios, least=0.8)
+    for lane, yardstick in (("tcp", "ZeroMQ"), ("tcp, keys", "ZeroMQ, keys")) if large else ():
+        ratios = [case.ratio(lane, yardstick, "GB/s") for case in large]
+        yield target(f"{lane}: blocks of 1 MB and more at 0.7 of raw {yardstick} or above", ratios, least=0.7)
     for case in found.get("inference", ()):
         if case.about == {"rows": 1, "clients": 1}:
             # Unbound, one of the two may have been on one core while the other was on two: no comparison.
@@ -194,7 +197,7 @@ def judge(found: dict[Section, list[Case]]) -> Iterator[dict[str, Any]]:
 def sample_tables(cases: Sequence[Case]) -> Iterator[Table]:
     """Throughput and processor time of the sample stream."""
     lanes = {"memcpy, hot": "", "memcpy": "", "shm": "memcpy", "shm + gather": "memcpy", "ZeroMQ": "", "tcp": "ZeroMQ"}
-    lanes |= {"mp.Queue": "", "Ray": ""}
+    lanes |= {"ZeroMQ, keys": "", "tcp, keys": "ZeroMQ, keys", "mp.Queue": "", "Ray": ""}
     yield _table("sample stream, GB/s (× yardstick)", cases, lanes, "GB/s", "{:.2f}")
     yield _table("sample stream, µs of processor time a block", cases, dict.fromkeys(lanes, ""), "cpu", "{:,.0f}")
 

@@ -5,6 +5,10 @@ copies each block that arrives into a granted block. Credit is a running total (
 ``number`` blocks so far), so a credit message may be lost, repeated or late without harm. Blocks are numbered; one
 that comes twice is dropped, and one that was lost with its connection just gives its credit back. A producer whose
 connection is gone for a while gives all of it back: its host may be gone, and the others can go on.
+
+Now and then a producer on another host sends a mark before a block. The consumer tells with its next credit how many
+microseconds passed between the two. So the producer knows what the link carries, and whether its blocks should be
+compressed (:class:`~srl.streams.cargo.Packing`).
 """
 
 from __future__ import annotations
@@ -14,10 +18,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import zmq
+
 from srl.core.errors import DecodeError, StreamClosed, StreamError
 from srl.core.slab import BlockSpec, Slab
 from srl.services.names import Names
-from srl.streams.frames import Header, payload
+from srl.services.network import LOOPBACK
+from srl.streams.cargo import LARGE, Cargo, Mode, Packing, codec, sizes
+from srl.streams.frames import Header, encode
 from srl.streams.protocols import Full, Grant
 from srl.streams.samples import BoardConsumer, BoardProducer, SampleBoard
 from srl.streams.sockets import ServerLink, ServerThread, listen
@@ -33,11 +41,20 @@ STAGING = 3
 
 
 class TcpSamples:
-    """A sample stream of ``blocks`` blocks for ``producers`` remote producers."""
+    """A sample stream of ``blocks`` blocks for ``producers`` remote producers; see Packing for ``packing``."""
 
-    def __init__(self, name: str, names: Names, spec: BlockSpec, blocks: int, producers: int, port: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        names: Names,
+        spec: BlockSpec,
+        blocks: int,
+        producers: int,
+        port: int = 0,
+        packing: Mode = "auto",
+    ) -> None:
         self.name, self.names, self.spec, self.blocks = name, names, spec, blocks
-        self.producers, self.port = producers, port
+        self.producers, self.port, self.packing = producers, port, packing
 
     def producer(self, index: int, incarnation: int) -> TcpProducer:
         """See :class:`~srl.streams.protocols.SampleStream`."""
@@ -65,21 +82,21 @@ class _Remote:
     """Since when that has not been possible (0: it is)."""
     gone: bool = False
     """Whether it has been away for so long that it must begin anew."""
+    marked: tuple[int, float] = (-1, 0.0)
+    """Which block comes next, and since when it does."""
+    took: int = 0
+    """Microseconds that it took; not told yet."""
 
 
 class TcpConsumer(BoardConsumer):
     """The consumer's end: a board, and the thread that fills it from the network."""
 
     def __init__(self, stream: TcpSamples) -> None:
-        layout = stream.spec.layout(1)
-        self._shapes = [(shape[1:], dtype) for _, shape, dtype in layout.places.values()]
-        self._names = list(layout.places)
-        largest = max(spec.nbytes for spec in stream.spec.fields.values())
-        limit = largest * (stream.spec.horizon + 1) * stream.spec.rows
-        socket = listen(stream.names, stream.name, stream.port, limit)
+        socket = listen(stream.names, stream.name, stream.port, max(sizes(stream.spec)))
         self._server = ServerThread(socket, stream.name, self._handle, self._pass_credit, self._farewell)
         bells = [self._server.bell] * stream.producers
         super().__init__(SampleBoard(stream.spec, stream.blocks, bells, shared=False))
+        self._cargo = Cargo(self.slab)
         self._remotes: dict[int, _Remote] = {}
         self.duplicates = 0
         self._server.start()
@@ -116,23 +133,26 @@ class TcpConsumer(BoardConsumer):
             if remote is not None and header.incarnation == remote.incarnation:
                 remote.producer.close()
                 del self._remotes[header.sender]
-        elif header.kind != "block":
+        elif header.kind not in ("block", "mark"):
             raise DecodeError(f"a producer does not send {header.kind!r}")
         elif remote is not None and header.incarnation == remote.incarnation and not remote.gone:
-            self._land(remote, header, frames)
+            if header.kind == "mark":
+                remote.marked = header.sequence, time.monotonic()
+            else:
+                self._land(remote, header, frames)
 
     def _land(self, remote: _Remote, header: Header, frames: Any) -> None:
         if header.sequence < remote.received:
             self.duplicates += 1
             return
-        arrays = payload(frames, self._shapes)
+        if remote.marked[0] == header.sequence:
+            remote.took = max(1, int(1e6 * (time.monotonic() - remote.marked[1])))
+        whole = self._cargo.check(frames, header.number)
         remote.received = header.sequence + 1
         if not remote.granted:
             raise DecodeError("a block that was never granted")
         grant = remote.granted.popleft()
-        block = self.slab.block(grant.block)
-        for name, array in zip(self._names, arrays, strict=True):
-            block[name][...] = array
+        self._cargo.land(whole, grant.block)
         remote.producer.commit(grant.block, header.sequence)
 
     def _pass_credit(self) -> None:
@@ -152,9 +172,10 @@ class TcpConsumer(BoardConsumer):
             except StreamClosed:
                 return
             total = remote.received + len(remote.granted), remote.version
-            if total != remote.told or now - remote.tried > _PROBE:
-                remote.told, remote.tried = total, now
-                self._send(remote, Header("credit", number=total[0], version=total[1]))
+            if total != remote.told or remote.took or now - remote.tried > _PROBE:
+                remote.told, remote.tried, took, remote.took = total, now, remote.took, 0
+                unpacks = int(codec() is not None)
+                self._send(remote, Header("credit", 0, unpacks, sequence=took, number=total[0], version=total[1]))
 
     def _farewell(self) -> None:
         for remote in self._remotes.values():
@@ -173,6 +194,8 @@ class TcpProducer:
     def __init__(self, stream: TcpSamples, index: int, incarnation: int) -> None:
         self.index, self.incarnation = index, incarnation
         self.slab = Slab(stream.spec, STAGING, shared=False)
+        self._cargo, self.packing = Cargo(self.slab), Packing(stream.packing)
+        self._network = stream.names.network
         self._link = ServerLink(stream.names, stream.name, 1024)
         self._free = deque(range(STAGING))
         self._open: set[int] = set()
@@ -196,10 +219,32 @@ class TcpProducer:
         if block not in self._open:
             raise StreamError(f"block {block} was not granted to producer {self.index}")
         self._open.remove(block)
-        header = Header("block", self.index, self.incarnation, self._sent)
+        frames: list[Any] = list(self._cargo.frames(block))
+        packed = 0
+        if self.packing.looks():
+            self._link.send(Header("mark", self.index, self.incarnation, self._sent))
+        else:
+            frames, packed = self.packing.pack(frames)
+        tracker = self._send(Header("block", self.index, self.incarnation, self._sent, packed), frames)
         self._sent += 1
-        tracker = self._link.send(header, self.slab.block(block).values(), track=True)
         self._leaving.append((tracker, block))
+
+    def _send(self, header: Header, frames: list[Any]) -> Any:
+        """Send a block; what says when its memory is free again, if it is not at once."""
+        socket = self._link.socket
+        if socket is None:
+            return None
+        trackers = []
+        try:
+            socket.send(encode(header, stream=self._link.stream)[0], zmq.NOBLOCK | zmq.SNDMORE)
+            for left, frame in zip(range(len(frames) - 1, -1, -1), frames, strict=True):
+                large = memoryview(frame).nbytes >= LARGE
+                flags = zmq.NOBLOCK | (zmq.SNDMORE if left else 0)
+                sent = socket.send(frame, flags, copy=not large, track=large)
+                trackers += [sent] if large else []
+        except zmq.Again:  # the bounded queue to a server that is away is full; what is lost gives its credit back
+            return None
+        return zmq.MessageTracker(*trackers) if trackers else None
 
     def pollable(self) -> Any:
         """See :class:`~srl.streams.protocols.SampleProducer`."""
@@ -216,7 +261,17 @@ class TcpProducer:
         for header, _ in self._link.receive():
             if header.kind == "credit":
                 self._credit, self._version = header.number, header.version
+                self.packing.open = bool(header.incarnation) and self._abroad()
+                if header.sequence > 0:
+                    self.packing.measured(sum(self._cargo.sizes), header.sequence / 1e6)
             elif header.kind == "close":
                 self._closed = True
         if self._link.silent():
             self._link.send(Header("hello", self.index, self.incarnation, self._sent))
+
+    def _abroad(self) -> bool:
+        """Whether the consumer is on another host, and compressed blocks can be made here."""
+        if self._link.socket is None or codec() is None:
+            return False
+        there = self._link.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return not there.startswith((f"tcp://{LOOPBACK}:", f"tcp://{self._network.address}:"))

@@ -65,6 +65,10 @@ class Group:
         self._finish()
         return self.prepare()
 
+    def pollable(self) -> Any:
+        """What this group waits for. Nothing else: it would not be read, and a wait for it would not be one."""
+        return self.samples.pollable() if self.step < 0 else self.client.pollable()
+
     def places(self) -> tuple[Arrays, StepViews]:
         """The actions of the next step, and where the environment writes what comes of it."""
         assert self.grant is not None
@@ -217,8 +221,8 @@ class ActorWorker(Worker):
             slot.env.configure(values)
 
     def _pollables(self) -> list[Any]:
-        groups = [group for slot in self.slots for group in slot.groups]
-        return list({id(p): p for g in groups for p in (g.client.pollable(), g.samples.pollable())}.values())
+        found = (group.pollable() for slot in self.slots for group in slot.groups)
+        return list({id(pollable): pollable for pollable in found}.values())
 
     def close(self) -> None:
         """See :class:`Worker`."""

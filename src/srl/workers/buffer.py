@@ -202,7 +202,9 @@ class ReplayBuffer(BufferWorker):
         return work
 
     def _pollables(self) -> list[object]:
-        return [*super()._pollables(), self.feedback.pollable() if self.feedback is not None else None]
+        # Leave for a batch that is not drawn yet is not read, and a wait for it would not be one.
+        drawing = self.producer.pollable() if self._may_draw() else None
+        return [self.consumer.pollable(), drawing, self.feedback.pollable() if self.feedback is not None else None]
 
     def state(self) -> State:
         """See :class:`Worker`: the replay, the blocks that wait, the counters."""
