@@ -28,6 +28,7 @@ from srl.bench.stream_peers import POLL, End, Held, Lane, Peer, Values
 from srl.bench.stream_samples import Memcpy, ZmqReceiver, ZmqSender
 from srl.core.specs import Arrays
 from srl.services.names import FileNames
+from srl.services.network import Network
 from srl.streams.parameters import ParameterBoard
 from srl.streams.protocols import ParameterStream
 from srl.streams.tcp_parameters import TcpParameters
@@ -167,8 +168,8 @@ def parameter_lanes(found: list[Peer], nbytes: int, seconds: float, folder: Path
 
         return Lane(name, run, [copier])
 
-    receiver = far.make(FrameReceiver)
-    sender = near.make(FrameSender, receiver.call("endpoint"), size)
+    receiver = far.make(FrameReceiver, Network())
+    sender = near.make(FrameSender, receiver.call("endpoint"), size, Network())
     return [
         memcpy("memcpy, hot", count, 0.0),
         memcpy("memcpy", 1, _PAUSE),
