@@ -214,7 +214,7 @@ def test_a_node_whose_ray_was_killed_joins_again(slurm, tmp_path):
 
 def script(*lines, **given):
     """The lines of a job's script that are not always there."""
-    job = Job(("train", "cartpole"), Path("/work/a b"), Path("/runs/x-%j.log"), "x", **given)
+    job = Job(("train", "cartpole"), Path("/home/a b"), Path("/runs/x-%j.log"), "x", **given)
     return job.script().splitlines()
 
 
