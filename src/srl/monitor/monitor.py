@@ -192,6 +192,8 @@ class Monitor:
         for wait in WAITS:
             kind = _WAITER[wait]
             workers = [w for w in self._of(kind) if w.delta.get("alive", 0) > _MEANINGFUL]
+            if wait == "trainers":  # most policies have one
+                workers = [w for w in workers if "wait/trainers" in w.counters]
             if workers:
                 shares = [min(1.0, w.delta.get(f"wait/{wait}", 0.0) / w.delta["alive"]) for w in workers]
                 values[f"wait/{wait}"] = sum(shares) / len(shares)
