@@ -56,16 +56,22 @@ def started(tmp_path):
             context.__exit__(None, None, None)
 
 
+def since_checkpoint(run):
+    """Seconds since the newest one was saved."""
+    return time.time() - max(path.stat().st_mtime for path in (run.run_dir / "checkpoints").glob("*/v*"))
+
+
 def test_every_kind_of_worker_is_back_after_it_was_killed_and_the_trainer_loses_one_interval_at_most(started):
     run = started(experiment())
     run.wait(lambda: any((run.run_dir / "checkpoints").glob("*/v*")), 30, "a checkpoint")
     for kind in KINDS:
         life = run.workers(kind)[0]
+        run.wait(lambda: 0.3 < since_checkpoint(run) < 0.8 * CHECKPOINT, 30, "the time between two checkpoints")
         at = kill(life)
         assert run.back(life, at) < 15
         run.goes_on("trainer-default", time.monotonic())
     undone, seconds = run.trained().undone(at)
-    assert undone >= 0
+    assert undone > 0, "the trainer went on from where it was, not from a checkpoint"
     assert seconds < 3 * CHECKPOINT
 
 

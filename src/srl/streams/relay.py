@@ -9,7 +9,6 @@ The first site on a host that can claim it has the relay; when that one ends ano
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import socket
 import sys
@@ -118,5 +117,5 @@ class Relays:
                 self._closing.wait(0.05)
         for relay in self.relays:
             relay.close()
-        with contextlib.suppress(AttributeError):
-            self._claim.close()  # type: ignore[union-attr]
+        if self._claim is not None:
+            self._claim.close()
