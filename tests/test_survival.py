@@ -126,7 +126,9 @@ def survive(x, run_dir, victims, enough, seconds=150):
     assert not killer.victims, "the run ended before all were killed"
     assert len([text for text in killer.said if "killed by SIGKILL; started again" in text]) == len(victims)
     for folder in (run_dir / "checkpoints").iterdir():
-        trained = [f"{file.stem} {line}" for file in folder.glob("trained*.txt") for line in file.open()]
+        trained = [
+            f"{file.stem} {line}" for file in folder.glob("trained*.txt") for line in file.read_text().split("\n")[:-1]
+        ]
         assert len(trained) == len(set(trained)) > 20, "a block was trained twice"
         versions = [int(line) for line in (folder / "versions.txt").read_text().splitlines()]
         assert versions == sorted(set(versions)), "a version went backwards"
