@@ -26,6 +26,7 @@ Feed = Callable[[str, str, dict[str, Any]], None]
 """(worker's name, kind, report)"""
 
 _STOP_SECONDS = 4.5
+_KILL_SECONDS = 5.0
 
 
 class Process(Protocol):
@@ -342,8 +343,9 @@ class Controller(ABC):
         for child in self.children.values():
             if child.process.is_alive():
                 child.process.kill()
+        deadline = time.monotonic() + _KILL_SECONDS
         for child in self.children.values():
-            child.process.join(timeout=5)
+            child.process.join(timeout=max(0.0, deadline - time.monotonic()))
             child.pipe.close()
 
 

@@ -129,7 +129,9 @@ class RemoteProcess:
 
     def kill(self) -> None:
         """See the class."""
-        if self.is_alive():
+        if self.place.up is not None:  # there was no room for it
+            self.failed = self.failed or "it was never started"
+        elif self.is_alive():
             self.handle.signal.remote(self.number, int(signal.SIGKILL))
 
     def join(self, timeout: float | None = None) -> None:
