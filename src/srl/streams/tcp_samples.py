@@ -6,9 +6,12 @@ copies each block that arrives into a granted block. Credit is a running total (
 that comes twice is dropped, and one that was lost with its connection just gives its credit back. A producer whose
 connection is gone for a while gives all of it back: its host may be gone, and the others can go on.
 
-Now and then a producer on another host sends a mark before a block. The consumer tells with its next credit how many
-microseconds passed between the two. So the producer knows what the link carries, and whether its blocks should be
-compressed (:class:`~srl.streams.cargo.Packing`).
+Credit also says how many blocks have arrived: their memory on the producer's side is free again. A producer that has
+enough of both is left alone, for each message and each thread that is woken cost tens of microseconds.
+
+Now and then a producer on another host sends a mark before a block. The consumer answers how many microseconds passed
+between the two. So the producer knows what the link carries, and whether its blocks should be compressed
+(:class:`~srl.streams.cargo.Packing`).
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from typing import Any
 import zmq
 
 from srl.core.errors import DecodeError, StreamClosed, StreamError
+from srl.core.memory import Doorbell
 from srl.core.slab import BlockSpec, Slab
+from srl.core.specs import Array
 from srl.services.names import Names
 from srl.services.network import LOOPBACK
 from srl.streams.cargo import LARGE, Cargo, Mode, Packing, codec, sizes
@@ -38,6 +43,8 @@ _GONE = 3.0
 """Seconds a producer may be away before others get the blocks that were granted to it."""
 STAGING = 3
 """Blocks a remote producer can hold: one being filled, the others on their way."""
+_UNTOLD = 2
+"""Blocks that have arrived and the producer does not know of yet, at most. Less than STAGING."""
 
 
 class TcpSamples:
@@ -75,7 +82,12 @@ class _Remote:
     received: int
     granted: deque[Grant] = field(default_factory=deque)
     version: int = -1
-    told: tuple[int, int] = (-1, -1)
+    credit: int = -1
+    """What it was last told: how many blocks it may have sent in all,"""
+    known: int = 0
+    """how many have arrived,"""
+    told: int = -1
+    """and which version they should be of."""
     tried: float = 0.0
     """When it was last sent something."""
     away: float = 0.0
@@ -84,8 +96,23 @@ class _Remote:
     """Whether it has been away for so long that it must begin anew."""
     marked: tuple[int, float] = (-1, 0.0)
     """Which block comes next, and since when it does."""
-    took: int = 0
-    """Microseconds that it took; not told yet."""
+
+    @property
+    def short(self) -> bool:
+        """Whether it will soon have to wait for more credit."""
+        return self.credit - self.received < 2
+
+
+class _Bell:
+    """Wakes a consumer's server thread, if somebody is short of what it has to pass on."""
+
+    def __init__(self, bell: Doorbell) -> None:
+        self.bell, self.wanted = bell, True
+
+    def ring(self) -> None:
+        """See :class:`~srl.core.memory.Doorbell`."""
+        if self.wanted:
+            self.bell.ring()
 
 
 class TcpConsumer(BoardConsumer):
@@ -94,8 +121,9 @@ class TcpConsumer(BoardConsumer):
     def __init__(self, stream: TcpSamples) -> None:
         socket = listen(stream.names, stream.name, stream.port, max(sizes(stream.spec)))
         self._server = ServerThread(socket, stream.name, self._handle, self._pass_credit, self._farewell)
-        bells = [self._server.bell] * stream.producers
-        super().__init__(SampleBoard(stream.spec, stream.blocks, bells, shared=False))
+        self._bell: Any = _Bell(self._server.bell)
+        super().__init__(SampleBoard(stream.spec, stream.blocks, [self._bell] * stream.producers, shared=False))
+        self._granted = -1
         self._cargo = Cargo(self.slab)
         self._remotes: dict[int, _Remote] = {}
         self.duplicates = 0
@@ -105,6 +133,14 @@ class TcpConsumer(BoardConsumer):
         """See :class:`~srl.streams.protocols.SampleConsumer`."""
         self._server.check()
         return super().take(count)
+
+    def grant(self, count: int, version: int) -> int:
+        """See :class:`~srl.streams.protocols.SampleConsumer`."""
+        given = super().grant(count, version)
+        if given and version != self._granted:  # all should know, whatever else they have
+            self._granted = version
+            self._server.bell.ring()
+        return given
 
     @property
     def rejected(self) -> int:
@@ -127,7 +163,7 @@ class TcpConsumer(BoardConsumer):
                 remote = _Remote(identity, header.incarnation, producer, header.sequence)
                 self._remotes[header.sender] = remote
             if header.incarnation == remote.incarnation:
-                remote.identity, remote.told, remote.away = identity, (-1, -1), 0.0
+                remote.identity, remote.credit, remote.away = identity, -1, 0.0
                 remote.received = max(remote.received, header.sequence)
         elif header.kind == "close":
             if remote is not None and header.incarnation == remote.incarnation:
@@ -146,7 +182,8 @@ class TcpConsumer(BoardConsumer):
             self.duplicates += 1
             return
         if remote.marked[0] == header.sequence:
-            remote.took = max(1, int(1e6 * (time.monotonic() - remote.marked[1])))
+            took = max(1, int(1e6 * (time.monotonic() - remote.marked[1])))
+            self._send(remote, Header("mark", number=took))
         whole = self._cargo.check(frames, header.number)
         remote.received = header.sequence + 1
         if not remote.granted:
@@ -171,11 +208,13 @@ class TcpConsumer(BoardConsumer):
                     remote.version = grant.version
             except StreamClosed:
                 return
-            total = remote.received + len(remote.granted), remote.version
-            if total != remote.told or remote.took or now - remote.tried > _PROBE:
-                remote.told, remote.tried, took, remote.took = total, now, remote.took, 0
-                unpacks = int(codec() is not None)
-                self._send(remote, Header("credit", 0, unpacks, sequence=took, number=total[0], version=total[1]))
+            credit, news = remote.received + len(remote.granted), remote.received - remote.known
+            dry = remote.short and credit > remote.credit
+            if dry or news >= _UNTOLD or remote.version != remote.told or now - remote.tried > _PROBE:
+                remote.credit, remote.known, remote.told, remote.tried = credit, remote.received, remote.version, now
+                number, unpacks = remote.received, int(codec() is not None)
+                self._send(remote, Header("credit", 0, unpacks, number, credit, remote.version))
+        self._bell.wanted = any(remote.short for remote in self._remotes.values())
 
     def _farewell(self) -> None:
         for remote in self._remotes.values():
@@ -197,9 +236,11 @@ class TcpProducer:
         self._cargo, self.packing = Cargo(self.slab), Packing(stream.packing)
         self._network = stream.names.network
         self._link = ServerLink(stream.names, stream.name, 1024)
-        self._free = deque(range(STAGING))
+        # Made once: a frame that ZeroMQ lets go of costs a thread that is woken to hear of it.
+        self._kept = [[_kept(frame) for frame in self._cargo.frames(block)] for block in range(STAGING)]
+        self._free = list(range(STAGING))
         self._open: set[int] = set()
-        self._leaving: deque[tuple[Any, int]] = deque()
+        self._leaving: deque[tuple[int, int]] = deque()
         self._sent, self._credit, self._version = 0, 0, -1
         self._closed = False
 
@@ -210,7 +251,7 @@ class TcpProducer:
             raise StreamClosed("the consumer has closed the sample stream")
         if not self._free or self._sent + len(self._open) >= self._credit:
             return None
-        block = self._free.popleft()
+        block = self._free.pop()  # the one that was sent last: some of it is still in the cache
         self._open.add(block)
         return Grant(block, self._version)
 
@@ -225,26 +266,27 @@ class TcpProducer:
             self._link.send(Header("mark", self.index, self.incarnation, self._sent))
         else:
             frames, packed = self.packing.pack(frames)
-        tracker = self._send(Header("block", self.index, self.incarnation, self._sent, packed), frames)
+        kept = [None if packed >> i & 1 else each for i, each in enumerate(self._kept[block])]
+        header = Header("block", self.index, self.incarnation, self._sent, packed)
+        if self._send(header, [frame if each is None else each for frame, each in zip(frames, kept, strict=True)]):
+            self._leaving.append((self._sent, block))
+        else:
+            self._free.append(block)
         self._sent += 1
-        self._leaving.append((tracker, block))
 
-    def _send(self, header: Header, frames: list[Any]) -> Any:
-        """Send a block; what says when its memory is free again, if it is not at once."""
+    def _send(self, header: Header, frames: list[Any]) -> bool:
+        """Send a block; False if it is lost, which gives its credit back."""
         socket = self._link.socket
         if socket is None:
-            return None
-        trackers = []
+            return False
         try:
             socket.send(encode(header, stream=self._link.stream)[0], zmq.NOBLOCK | zmq.SNDMORE)
             for left, frame in zip(range(len(frames) - 1, -1, -1), frames, strict=True):
-                large = memoryview(frame).nbytes >= LARGE
                 flags = zmq.NOBLOCK | (zmq.SNDMORE if left else 0)
-                sent = socket.send(frame, flags, copy=not large, track=large)
-                trackers += [sent] if large else []
-        except zmq.Again:  # the bounded queue to a server that is away is full; what is lost gives its credit back
-            return None
-        return zmq.MessageTracker(*trackers) if trackers else None
+                socket.send(frame, flags, copy=not isinstance(frame, zmq.Frame))
+        except zmq.Again:  # the bounded queue to a server that is away is full
+            return False
+        return True
 
     def pollable(self) -> Any:
         """See :class:`~srl.streams.protocols.SampleProducer`."""
@@ -256,14 +298,14 @@ class TcpProducer:
         self._link.close(_LINGER)
 
     def _hear(self) -> None:
-        while self._leaving and (self._leaving[0][0] is None or self._leaving[0][0].done):
-            self._free.append(self._leaving.popleft()[1])
         for header, _ in self._link.receive():
             if header.kind == "credit":
                 self._credit, self._version = header.number, header.version
                 self.packing.open = bool(header.incarnation) and self._abroad()
-                if header.sequence > 0:
-                    self.packing.measured(sum(self._cargo.sizes), header.sequence / 1e6)
+                while self._leaving and self._leaving[0][0] < header.sequence:
+                    self._free.append(self._leaving.popleft()[1])
+            elif header.kind == "mark":
+                self.packing.measured(sum(self._cargo.sizes), header.number / 1e6)
             elif header.kind == "close":
                 self._closed = True
         if self._link.silent():
@@ -275,3 +317,8 @@ class TcpProducer:
             return False
         there = self._link.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return not there.startswith((f"tcp://{LOOPBACK}:", f"tcp://{self._network.address}:"))
+
+
+def _kept(frame: Array) -> zmq.Frame | None:
+    """A large frame, to be sent from where it is, again and again; None for a small one."""
+    return zmq.Frame(frame, copy=False) if frame.nbytes >= LARGE else None
