@@ -22,7 +22,7 @@ from srl.core.sumtree import SumTree
 from srl.services.checkpoints import CheckpointStore
 from srl.streams.samples import SampleBoard
 from srl.workers.buffer import ReplayBuffer
-from srl.workers.replay import ReplayStore, blocks_kept, feedback_block, sample_block
+from srl.workers.replay import blocks_kept, feedback_block, replay_store, sample_block
 
 fuzz = settings(deadline=None, max_examples=100, database=None)
 
@@ -100,7 +100,7 @@ class Kept:
 
     def __init__(self, replay, places=3, seed=0):
         self.slab = Slab(SPEC, places + 1, shared=False)
-        self.store = ReplayStore(self.slab, replay, places, seed)
+        self.store = replay_store(self.slab, replay, places, seed)
         drawn = sample_block(SPEC, replay)
         self.out = Slab(drawn, 1, shared=False).block(0)
         self.free = list(range(places + 1))
@@ -269,6 +269,87 @@ def test_samples_carry_rewards_discount_and_what_followed_across_episode_ends():
             assert batch["action"][0, i] == sum(place) % 2
             seen[place] = (float(batch["reward"][0, i]), discount, later if discount else None)
     assert seen == expected
+
+
+# Windows
+
+
+WINDOWS = replace(UNIFORM, window=3, stride=1, burn_in=1)
+
+
+def windows_of(batch):
+    """The observations of every window drawn, as rows of numbers."""
+    return batch["obs"][..., 0].T
+
+
+def test_windows_are_steps_as_they_were_and_all_of_them_are_drawn():
+    kept = Kept(replace(WINDOWS, batch=512))
+    for _ in range(3):
+        kept.insert()
+    batch = kept.draw()
+    found = windows_of(batch)
+    np.testing.assert_array_equal(np.diff(found, axis=1), 10)
+    starts = {number(block, step, row) for block in range(3) for step in range(HORIZON - 2) for row in range(ROWS)}
+    assert set(found[:, 0].tolist()) == starts
+    steps = found // 10 % 10
+    np.testing.assert_array_equal(batch["reward"].T[:, :3], steps[:, :3])
+    np.testing.assert_array_equal(batch["action"].T[:, :3], ((steps + found % 10) % 2)[:, :3])
+    assert len(kept.store) == len(starts)
+
+
+def test_a_window_in_which_nothing_can_be_learned_is_not_drawn():
+    kept = Kept(replace(WINDOWS, batch=256), places=1)
+    write(kept.slab, 0, 0)
+    kept.slab.arrays["valid"][0, 2:, 0] = False  # the first row is there for two steps, of which one is burnt
+    kept.store.insert(0)
+    found = windows_of(kept.draw())
+    assert {each for each in found[:, 0].tolist() if each % 10 == 0} == {number(0, 0, 0)}
+
+
+def test_the_agents_of_a_copy_are_drawn_together():
+    spec = replace(SPEC, agents=2)
+    replay = replace(WINDOWS, teams=True, batch=32)
+    slab = Slab(spec, 1, shared=False)
+    write(slab, 0, 0)
+    store = replay_store(slab, replay, 1, 0)
+    store.insert(0)
+    out = Slab(sample_block(spec, replay), 1, shared=False).block(0)
+    store.draw(out)
+    found = windows_of(out)
+    assert len(found) == 64
+    np.testing.assert_array_equal(found[::2] + 1, found[1::2])
+    assert (out["index"][0, ::2] == out["index"][0, 1::2]).all()
+
+
+def test_windows_begin_with_the_memory_of_their_chunk():
+    spec = srl.R2D2(horizon=8, chunk=4, burn_in=2, memory="gru", memory_size=1).block(SPACES, 2)
+    replay = srl.R2D2(horizon=8, chunk=2, burn_in=2, minibatch=64, minibatches=1, prioritized=False).replay()
+    replay = replace(replay, stride=4)
+    slab = Slab(spec, 1, shared=False)
+    slab.arrays["valid"][:] = True
+    steps, rows = np.indices((9, 2))
+    slab.arrays["obs"][0, ..., 0] = 10 * steps + rows
+    slab.arrays["state/h"][0, ..., 0] = [[0, 1], [40, 41]]
+    store = replay_store(slab, replay, 1, 0)
+    store.insert(0)
+    out = Slab(sample_block(spec, replay), 1, shared=False).block(0)
+    store.draw(out)
+    assert set(out["state/h"][0, :, 0].tolist()) == {0, 1, 40, 41}
+    np.testing.assert_array_equal(out["state/h"][0, :, 0], out["obs"][0, :, 0])
+
+
+def test_new_samples_get_the_priority_that_their_actor_gave_them():
+    algorithm = srl.DQN(horizon=HORIZON, actor_priorities=True, n_step=1, gamma=0.5, alpha=1.0)
+    spec, replay = algorithm.block(SPACES, ROWS), algorithm.replay()
+    slab = Slab(spec, 1, shared=False)
+    write(slab, 0, 0)
+    fields = slab.block(0)
+    fields["q_taken"][:] = 3
+    fields["q_best"][:] = np.arange(HORIZON + 1)[:, None]
+    store = replay_store(slab, replay, 1, 0)
+    store.insert(0)
+    expected = [abs(step + 0.5 * (step + 1) - 3) for step in range(HORIZON) for _ in range(ROWS)]
+    np.testing.assert_allclose(store.tree[np.arange(HORIZON * ROWS)], np.maximum(expected, 1e-6), rtol=1e-5)
 
 
 # The worker: nobody runs away

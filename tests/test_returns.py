@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import srl
-from srl.algorithms.returns import gae, transitions
+from srl.algorithms.returns import gae, transitions, vtrace
 from srl.core.slab import Batch, Slab
 from srl.core.specs import Spaces
-from srl.workers.replay import ReplayStore, sample_block
+from srl.workers.replay import replay_store, sample_block
 
 GAMMA, LAM = 0.9, 0.8
 fuzz = settings(deadline=None, max_examples=100, database=None)
@@ -241,9 +241,57 @@ def test_before_a_step_that_failed_the_value_is_that_of_the_observation_it_began
         prepared = algorithm.learner(spaces, 0, "cpu").prepare(Batch(slab, [0]))
         assert prepared.targets[1, 0] == pytest.approx(1 + 0.5 * 2, abs=0.1)
     else:
-        store = ReplayStore(slab, algorithm.replay(), 1, 0)
+        store = replay_store(slab, algorithm.replay(), 1, 0)
         store.insert(0)
         out = Slab(sample_block(slab.spec, algorithm.replay()), 1, shared=False).block(0)
         store.draw(out)
         followed = set(out["obs"][1, out["obs"][0, :, 0] == 1, 0].tolist())
         assert followed == {2.0}
+
+
+ratios = st.lists(st.floats(0.0, 3.0, width=32), min_size=12, max_size=12)
+
+
+def vtrace_of(row, ratio, step, rho, c):
+    """Advantage and target of a valid step, from what becomes of it and of the steps after it."""
+    value = row[1]
+    reward, where, follows = outcome(row, step)
+    if follows == "step" and where < len(row[0]):
+        after, (_, target) = value[where], vtrace_of(row, ratio, where, rho, c)
+        later = 0.0 if target is None else target - after
+    else:
+        after, later = (0.0 if follows == "terminated" else value[where]), 0.0
+    if follows == "unknown":
+        return None, None
+    difference = reward + GAMMA * after - value[step]
+    error = min(rho, ratio[step]) * difference + GAMMA * LAM * min(c, ratio[step]) * later
+    return difference + GAMMA * LAM * later, value[step] + error
+
+
+@fuzz
+@given(rows(), ratios, st.sampled_from([(1.0, 1.0), (2.0, 1.0), (0.5, 0.25)]))
+def test_vtrace_is_what_its_definition_says(row, ratio, bounds):
+    reward, value, *flags = arrays(*row)
+    steps, (rho, c) = len(reward), bounds
+    weights = np.array(ratio[:steps], np.float32)[:, None]
+    advantage, target, known = vtrace(reward, value, weights, *flags, GAMMA, LAM, rho=rho, c=c)
+    for step in range(steps):
+        if not row[4][step]:
+            assert not known[step, 0]
+            continue
+        expected = vtrace_of(row, ratio, step, rho, c)
+        assert known[step, 0] == (expected[0] is not None)
+        if known[step, 0]:
+            assert advantage[step, 0] == pytest.approx(expected[0], abs=1e-3)
+            assert target[step, 0] == pytest.approx(expected[1], abs=1e-3)
+
+
+@fuzz
+@given(rows())
+def test_vtrace_of_the_policy_that_acted_is_gae(row):
+    reward, value, *flags = arrays(*row)
+    advantage, target, known = vtrace(reward, value, np.ones_like(reward), *flags, GAMMA, LAM)
+    expected, complete = gae(reward, value, *flags, GAMMA, LAM)
+    np.testing.assert_array_equal(known, complete)
+    np.testing.assert_allclose(advantage[known], expected[known], atol=1e-4)
+    np.testing.assert_allclose(target[known], (expected + value[:-1])[known], atol=1e-4)

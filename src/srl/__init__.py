@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from srl import envs
-    from srl.algorithms import DQN, PPO
+    from srl.algorithms import APPO, DQN, IMPALA, MAPPO, PPO, QMIX, R2D2, SAC, VDN
     from srl.algorithms.base import Algorithm, Learner, Replay, TorchLearner
     from srl.core.errors import CheckpointError, ConfigError, EnvError, SrlError, TrainingError, WorkerError
     from srl.core.slab import Batch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "srl.algorithms": ["DQN", "PPO"],
+    "srl.algorithms": ["APPO", "DQN", "IMPALA", "MAPPO", "PPO", "QMIX", "R2D2", "SAC", "VDN"],
     "srl.algorithms.base": ["Algorithm", "Learner", "Replay", "TorchLearner"],
     "srl.core.errors": ["CheckpointError", "ConfigError", "EnvError", "SrlError", "TrainingError", "WorkerError"],
     "srl.core.slab": ["Batch"],
@@ -40,8 +40,15 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "APPO",
     "DQN",
+    "IMPALA",
+    "MAPPO",
     "PPO",
+    "QMIX",
+    "R2D2",
+    "SAC",
+    "VDN",
     "Actors",
     "Algorithm",
     "ArraySpec",

@@ -105,7 +105,7 @@ def seats(x: Experiment) -> Seats:
                 f"the agents of policy {policy!r} differ in their spaces: {', '.join(groups[policy])}; "
                 "give those with other spaces a policy of their own"
             )
-    return {policy: (agents, spaces[policy][0]) for policy, agents in groups.items()}
+    return {policy: (agents, replace(spaces[policy][0], agents=len(agents))) for policy, agents in groups.items()}
 
 
 def planned(x: Experiment, seats: Seats) -> list[Plan]:

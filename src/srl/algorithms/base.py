@@ -7,9 +7,10 @@ from it and never load torch. See ``ppo.py`` for a whole one.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -46,6 +47,8 @@ class Learner(ABC):
     policy: torch.nn.Module
     peers: Peers | None = None
     """The policy's trainers, if there are several: each trains on its share of every minibatch (see `parallel`)."""
+    version: int = 0
+    """Of the weights it is about to change; the trainer says so before every update."""
     priorities: Array | None = None
     """How much is still to be learned from each sample of the last batch; goes back to a prioritized buffer."""
 
@@ -84,10 +87,20 @@ class Replay:
     """Rewards summed up before the value of what follows is used."""
     gamma: float = 0.99
     """Discount of these rewards."""
+    window: int = 0
+    """Steps of a sample, as they were, with a memory's state before the first (0: one step, and what became of it)."""
+    stride: int = 1
+    """Steps between the starts of two windows of a block."""
+    burn_in: int = 0
+    """Steps of a window that only serve to remember."""
+    teams: bool = False
+    """Whether the agents of one copy of the environment are drawn together."""
     alpha: float = 0.6
     """prioritized: a sample is drawn with a probability proportional to its priority to this power."""
     beta: float = 0.4
     """prioritized: how much of the bias of that is corrected (1: all)."""
+    errors: bool = False
+    """prioritized: whether actors write ``q_taken`` and ``q_best``, from which a new sample gets its priority."""
     relabel: str = ""
     """module:function that changes a block ``{field: [horizon + 1, rows, …]}`` in place before it is used."""
     keep: bool = False
@@ -173,7 +186,8 @@ class Algorithm(ABC):
         """The shape of this algorithm's blocks."""
         seen = {**spaces.observation_spec(), **spaces.mask_spec()}
         fields = {**seen, **spaces.action_spec(), **self.outputs(), **self.memory_spec(), **STEP_FIELDS}
-        return BlockSpec(fields, self.horizon, rows, self.chunk_steps if self.memory_spec() else 0)
+        chunk = self.chunk_steps if self.memory_spec() else 0
+        return BlockSpec(fields, self.horizon, rows, chunk, spaces.agents)
 
 
 @dataclass(frozen=True)
@@ -224,8 +238,23 @@ def load_object(path: str, what: str) -> Any:
     return found
 
 
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Makes what torch draws by itself, such as first weights, follow from ``seed``, and nothing else."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
 class TorchLearner(Learner):
     """A learner with one optimiser and one random generator; what a checkpoint needs of it."""
+
+    networks: ClassVar[tuple[str, ...]] = ("policy",)
+    """Names of its networks, which a checkpoint needs."""
+    optimizers: ClassVar[tuple[str, ...]] = ("optimizer",)
+    """Names of its optimisers."""
 
     optimizer: Adam | torch.optim.Optimizer
     generator: torch.Generator
@@ -258,9 +287,11 @@ class TorchLearner(Learner):
         """See :class:`Learner`."""
         from srl.policies.host import arrays_of
 
-        state = State({f"policy/{name}": array.copy() for name, array in arrays_of(self.policy).items()})
-        state.put("optimizer", State(optimizer_state(self.optimizer)))
-        state.arrays["generator"] = self.generator.get_state().numpy().copy()
+        state = State({"generator": self.generator.get_state().numpy().copy()})
+        for name in self.networks:
+            state.put(name, State({key: array.copy() for key, array in arrays_of(getattr(self, name)).items()}))
+        for name in self.optimizers:
+            state.put(name, State(optimizer_state(getattr(self, name))))
         return state
 
     def load_state(self, state: State) -> None:
@@ -269,8 +300,10 @@ class TorchLearner(Learner):
 
         from srl.policies.host import load_arrays
 
-        load_arrays(self.policy, state.under("policy").arrays)
-        load_optimizer_state(self.optimizer, state.under("optimizer").arrays)
+        for name in self.networks:
+            load_arrays(getattr(self, name), state.under(name).arrays)
+        for name in self.optimizers:
+            load_optimizer_state(getattr(self, name), state.under(name).arrays)
         self.generator.set_state(torch.from_numpy(state.arrays["generator"].copy()))
 
 

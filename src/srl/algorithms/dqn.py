@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from srl.algorithms.base import Algorithm, Interrupted, NetworkOptions, Replay, TorchLearner
+from srl.algorithms.base import Algorithm, Interrupted, NetworkOptions, Replay, TorchLearner, seeded
 from srl.core.errors import ConfigError
 from srl.core.slab import Batch
 from srl.core.specs import Array, ArraySpec, Spaces
@@ -62,6 +62,8 @@ class DQN(NetworkOptions, Algorithm):
     """A sample is drawn with a probability proportional to its error to this power."""
     beta: float = 0.4
     """How much of the bias of that is corrected (1: all)."""
+    actor_priorities: bool = False
+    """Let actors say how wrong they were, so that new samples do not all have the highest priority (Ape-X)."""
     replay_steps: int = 50_000
     """Steps the buffer keeps."""
     warmup: int = 2_000
@@ -86,14 +88,19 @@ class DQN(NetworkOptions, Algorithm):
         self.check_share("gamma", "alpha", "beta", "epsilon")
         self.check_least(warmup=1, samples_per_insert=0, epsilon_steps=0, epsilon_spread=0)
         self.check_network(self)
-        if self.memory:
-            raise ConfigError("dqn has no memory; leave out dqn.memory")
+        name = self.name
+        if self.memory and not self.memory_spec():
+            raise ConfigError(f"{name} has no memory; leave out {name}.memory, or take r2d2")
         if self.warmup > self.replay_steps:
-            raise ConfigError(f"dqn.warmup {self.warmup} is more than dqn.replay_steps {self.replay_steps} can hold")
+            raise ConfigError(
+                f"{name}.warmup {self.warmup} is more than {name}.replay_steps {self.replay_steps} can hold"
+            )
+        if self.actor_priorities and not self.prioritized:
+            raise ConfigError(f"{name}.actor_priorities are for a prioritized replay; set {name}.prioritized")
 
     def outputs(self) -> dict[str, ArraySpec]:
         """See :class:`Algorithm`."""
-        return {}
+        return {name: ArraySpec((), "<f4") for name in ("q_taken", "q_best") if self.actor_priorities}
 
     def replay(self) -> Replay:
         """See :class:`Algorithm`."""
@@ -107,6 +114,7 @@ class DQN(NetworkOptions, Algorithm):
             gamma=self.gamma,
             alpha=self.alpha,
             beta=self.beta,
+            errors=self.actor_priorities,
             relabel=self.relabel,
             keep=self.keep_replay,
         )
@@ -115,20 +123,19 @@ class DQN(NetworkOptions, Algorithm):
         """See :class:`Algorithm`."""
         from srl.policies.q_network import QNetwork
 
-        return QNetwork(spaces, self, dueling=self.dueling, spread=self.epsilon_spread)
+        chosen = {"dueling": self.dueling, "spread": self.epsilon_spread, "errors": self.actor_priorities}
+        return QNetwork(spaces, self, **chosen)
 
     def learner(self, spaces: Spaces, seed: int, device: str) -> DQNLearner:
         """See :class:`Algorithm`."""
-        import torch
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             return DQNLearner(self, self.policy(spaces).to(device), seed, device)
 
 
 class DQNLearner(TorchLearner):
     """Trains a Q-network on samples drawn from a replay."""
 
+    networks = ("policy", "target")
     policy: QNetwork
     optimizer: Adam
 
@@ -164,8 +171,8 @@ class DQNLearner(TorchLearner):
             if self.peers is None and interrupted():  # nobody leaves the others in the middle of an update
                 return None
             if self.gradient_steps % config.target_every == 0:
-                self.target.load_state_dict(self.policy.state_dict())
-            error, found = self._step({name: field[:, rows] for name, field in fields.items()})
+                self._renew_target()
+            error, found = self._step(self._part(fields, rows))
             errors[rows], sums = error.abs().cpu(), sums + found.cpu()
             self.gradient_steps += 1
         if self.peers is not None:
@@ -175,6 +182,13 @@ class DQNLearner(TorchLearner):
         self.policy.epsilon.fill_(1 + share * (config.epsilon - 1))
         means = dict(zip(("q_loss", "q_value", "grad_norm"), (sums / config.minibatches).tolist(), strict=True))
         return {**means, "epsilon": float(self.policy.epsilon)}
+
+    def _renew_target(self) -> None:
+        self.target.load_state_dict(self.policy.state_dict())
+
+    def _part(self, fields: dict[str, Tensor], samples: Tensor) -> dict[str, Tensor]:
+        """These samples of a batch."""
+        return {name: field[:, samples] for name, field in fields.items()}
 
     def _step(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """One gradient step: errors of the samples; loss, mean value and length of the gradient."""
@@ -188,7 +202,12 @@ class DQNLearner(TorchLearner):
             best = self.policy.best(self.policy(later) if self.config.double else judged, later).unsqueeze(-1)
             goal = now["reward"] + now["discount"] * judged.gather(-1, best).squeeze(-1)
         each = torch.nn.functional.smooth_l1_loss(value, goal, reduction="none")
-        loss = (each * now["weight"]).mean()
+        return (goal - value).detach(), self._descend((each * now["weight"]).mean(), value)
+
+    def _descend(self, loss: Tensor, value: Tensor) -> Tensor:
+        """One step along the gradient: loss, mean value and length of the gradient."""
+        import torch
+
         self.optimizer.zero_grad()
         if self.peers is None:
             loss.backward()  # type: ignore[no-untyped-call]
@@ -197,21 +216,15 @@ class DQNLearner(TorchLearner):
             self.peers.sum(self.optimizer.grad)
         length = self.optimizer.clip(self.config.max_grad_norm)
         self.optimizer.step()
-        return (goal - value).detach(), torch.tensor([loss.item(), value.mean().item(), length])
+        return torch.tensor([loss.item(), value.mean().item(), length])
 
     def state(self) -> State:
         """See :class:`Learner`."""
-        from srl.policies.host import arrays_of
-
         state = super().state()
-        state.put("target", State({name: array.copy() for name, array in arrays_of(self.target).items()}))
         state.arrays["gradient_steps"] = np.array(self.gradient_steps)
         return state
 
     def load_state(self, state: State) -> None:
         """See :class:`Learner`."""
-        from srl.policies.host import load_arrays
-
         super().load_state(state)
-        load_arrays(self.target, state.under("target").arrays)
         self.gradient_steps = int(state.arrays["gradient_steps"])

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from srl.algorithms.team import Team
+from srl.core.slab import Batch
 from srl.core.specs import Array
 
 if TYPE_CHECKING:
@@ -54,6 +55,14 @@ def _alone(advantage: Array, normalize: bool) -> tuple[int, float, float]:
     return len(advantage), float(advantage.mean()), 1 / (float(advantage.std(ddof=1)) + 1e-8)
 
 
+def memories(batch: Batch, columns: Array) -> dict[str, torch.Tensor]:
+    """What a policy with a memory remembered at the start of these chunks; nothing if it has none."""
+    if not batch.slab.spec.state:
+        return {}
+    starts = torch.from_numpy(batch.chunk_starts[columns])
+    return {name: torch.from_numpy(batch.slab.flat[name])[starts] for name in batch.slab.spec.state}
+
+
 def autograd(learner: PPOLearner, prepared: Prepared, goals: Array, chunks: Array) -> Pass:
     """Passes with autograd; ``chunks`` has the entries that stay together in its columns."""
     config, whole, known = learner.config, prepared.batch, prepared.known
@@ -62,12 +71,9 @@ def autograd(learner: PPOLearner, prepared: Prepared, goals: Array, chunks: Arra
     team = learner.team = learner.team or Team(learner.policy, learner.optimizer, divide=learner.policy.own_networks)
 
     def part(norm: Norm, policy: ActorCritic, columns: Array) -> Array:
-        rows, keep, state = chunks[:, columns].reshape(-1), None, {}
-        if config.memory:
-            keep = torch.from_numpy(np.flatnonzero(known[rows]))
-            starts = torch.from_numpy(whole.chunk_starts[columns])
-            state = {name: torch.from_numpy(whole.slab.flat[name])[starts] for name in spec.state}
-        given = learner.gather(whole, rows, wanted), state, keep, goals[:, rows[known[rows]]]
+        rows = chunks[:, columns].reshape(-1)
+        keep = torch.from_numpy(np.flatnonzero(known[rows])) if config.memory else None
+        given = learner.gather(whole, rows, wanted), memories(whole, columns), keep, goals[:, rows[known[rows]]]
         return learner.gradient(policy, *given, norm)
 
     def one_pass(order: Array, sums: Array, interrupted: Interrupted) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from srl.algorithms.base import Algorithm, Interrupted, NetworkOptions, TorchLearner
+from srl.algorithms.base import Algorithm, Interrupted, NetworkOptions, TorchLearner, seeded
 from srl.algorithms.returns import gae
 from srl.core.errors import ConfigError
 from srl.core.slab import Batch
@@ -84,9 +84,10 @@ class PPO(NetworkOptions, Algorithm):
         self.check_share("gamma", "lam")
         self.check_network(self)
         if self.minibatch > batch_steps:
-            raise ConfigError(f"ppo.minibatch {self.minibatch} is larger than the batch of {batch_steps} steps")
+            raise ConfigError(f"{self.name}.minibatch {self.minibatch} is larger than the batch of {batch_steps} steps")
         if self.memory and self.minibatch % self.chunk:
-            raise ConfigError(f"ppo.minibatch {self.minibatch} must be a multiple of ppo.chunk {self.chunk}")
+            name = self.name
+            raise ConfigError(f"{name}.minibatch {self.minibatch} must be a multiple of {name}.chunk {self.chunk}")
 
     def memory_spec(self) -> dict[str, ArraySpec]:
         """See :class:`Algorithm`."""
@@ -110,10 +111,7 @@ class PPO(NetworkOptions, Algorithm):
 
     def learner(self, spaces: Spaces, seed: int, device: str) -> PPOLearner:
         """See :class:`Algorithm`."""
-        import torch
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             return PPOLearner(self, self.policy(spaces).to(device), seed, device)
 
 
@@ -125,7 +123,8 @@ class Prepared:
     known: Array
     """Which entries can be trained on: real transitions whose outcome is in the batch."""
     targets: Array
-    """Advantage, return and old value, each of every entry."""
+    """Advantage, return and old value, each of every entry; and the log-probability that ratios are taken against, if
+    it is not that of the policy that acted."""
 
 
 class PPOLearner(TorchLearner):
@@ -165,12 +164,12 @@ class PPOLearner(TorchLearner):
         self.bonus = config.entropy * (left if config.anneal_entropy else 1.0)
         goals, norm = prepared.targets, self.policy.return_norm
         if norm is not None:
-            scaled = norm(torch.from_numpy(goals[1:]).to(self.device)).cpu().numpy()
-            goals = np.concatenate([goals[:1], scaled])
+            scaled = norm(torch.from_numpy(goals[1:3]).to(self.device)).cpu().numpy()
+            goals = np.concatenate([goals[:1], scaled, goals[3:]])
         # What is shuffled: single entries, or with a memory whole chunks of them.
         index = np.flatnonzero(known)
         chunks = batch.chunks() if config.memory else index[None]
-        small = self.policy.small()
+        small = self.policy.small() if len(goals) == 3 else None
         given = self.optimizer, config, self.bonus, batch.slab.flat, batch.positions, goals, index, self.peers
         one_pass = small.learner(*given).one_pass if small is not None else autograd(self, prepared, goals, chunks)
         sums = np.zeros(len(METRICS) + 1)  # the last are the samples
@@ -207,10 +206,11 @@ class PPOLearner(TorchLearner):
         import torch
 
         config, (count, shift, scale) = self.config, norm
-        advantage, returns, old = torch.from_numpy(goal).to(self.device)
+        advantage, returns, old, *other = torch.from_numpy(goal).to(self.device)
         advantage = (advantage - shift) * scale
         log_prob, entropy, value = policy.evaluate(batch, state, keep)
-        log_ratio = log_prob - (batch["log_prob"] if keep is None else batch["log_prob"][keep])
+        acted = batch["log_prob"] if keep is None else batch["log_prob"][keep]
+        log_ratio = log_prob - (other[0] if other else acted)
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
         objective = torch.minimum(ratio * advantage, clipped * advantage)

@@ -35,31 +35,58 @@ def gae(
     estimate is not known if the block ended before its row was on turn again.
     """
     first = np.zeros_like(valid) if first is None else first
-    steps = len(reward)
-    advantage, complete = np.empty(reward.shape, reward.dtype), np.empty(reward.shape, bool)
     library = native.library()
     if library is not None and reward.dtype == value.dtype == np.float32:
+        advantage, complete = np.empty(reward.shape, reward.dtype), np.empty(reward.shape, bool)
         given = [np.ascontiguousarray(each) for each in (reward, value, terminated, truncated, valid, first)]
         sizes, discounts = [c_int64(each) for each in reward.shape], [c_float(gamma), c_float(gamma * lam)]
         places = [c_void_p(each.ctypes.data) for each in (*given, advantage, complete)]
         library.returns_gae(*sizes, *places[:6], *discounts, *places[6:])
         return advantage, complete
-    ended = terminated | truncated
-    following, following_advantage = value[steps], np.zeros_like(reward[0])
+    ratio = np.ones_like(reward)
+    return vtrace(reward, value, ratio, terminated, truncated, valid, gamma, lam, first)[::2]
+
+
+def vtrace(
+    reward: Array,
+    value: Array,
+    ratio: Array,
+    terminated: Array,
+    truncated: Array,
+    valid: Array,
+    gamma: float,
+    lam: float,
+    first: Array | None = None,
+    *,
+    rho: float = 1.0,
+    c: float = 1.0,
+) -> tuple[Array, Array, Array]:
+    """Advantages, value targets (both of V-trace, Espeholt et al. 2018), and where they are known; see :func:`gae`.
+
+    ``ratio`` is how much likelier each action is now than it was when it was taken. It counts for up to ``rho`` in what
+    is believed of a step, and for up to ``c`` in what is believed of the steps after it. Where all are 1 these are the
+    advantages of :func:`gae`.
+    """
+    first = np.zeros_like(valid) if first is None else first
+    steps, advantage, target = len(reward), np.empty_like(reward), np.empty_like(reward)
+    complete = np.empty(reward.shape, bool)
+    ended, weight, trace = terminated | truncated, np.minimum(ratio, rho), lam * np.minimum(ratio, c)
+    following, following_error = value[steps], np.zeros_like(reward[0])
     owed, known = np.zeros_like(reward[0]), valid[steps]
     for t in range(steps - 1, -1, -1):
         over = ended[t]
         last = np.where(first[t + 1], value[t], value[t + 1])
         following = np.where(over, np.where(terminated[t], 0, last), following)
-        following_advantage = np.where(over, 0, following_advantage)
+        following_error = np.where(over, 0, following_error)
         owed = np.where(over, 0, owed) + reward[t]
         known = known | over
-        estimate = owed + gamma * following - value[t] + gamma * lam * following_advantage
-        advantage[t], complete[t] = estimate, known & valid[t]
+        step = owed + gamma * following - value[t]
+        error = weight[t] * step + gamma * trace[t] * following_error
+        advantage[t], target[t], complete[t] = step + gamma * lam * following_error, value[t] + error, known & valid[t]
         following = np.where(valid[t], value[t], following)
-        following_advantage = np.where(valid[t], np.where(known, estimate, 0), following_advantage)
+        following_error = np.where(valid[t], np.where(known, error, 0), following_error)
         owed, known = np.where(valid[t], 0, owed), known | valid[t]
-    return advantage, complete
+    return advantage, target, complete
 
 
 class Transitions(NamedTuple):

@@ -69,6 +69,8 @@ class BlockSpec:
     rows: int
     chunk: int = 0
     """Steps between two states of a recurrent policy."""
+    agents: int = 1
+    """Rows of one copy of the environment; they stand side by side."""
 
     @cached_property
     def observations(self) -> tuple[str, ...]:

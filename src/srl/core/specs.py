@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,6 +58,8 @@ class Spaces:
     action: gymnasium.Space[Any]
     masked: bool = False
     """Whether the environment says which of the discrete actions are allowed."""
+    agents: int = field(default=1, compare=False)
+    """How many agents of one copy of the environment act by the same policy."""
 
     def observation_spec(self) -> dict[str, ArraySpec]:
         """Fields of the observation."""

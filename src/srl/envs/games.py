@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from srl.core.errors import EnvError
+from srl.core.errors import ConfigError, EnvError
 from srl.envs.fields import parts
 
 Agent = Any
@@ -76,6 +76,45 @@ class Game(ABC):
         self.acting = turn.acting = acting
         turn.first = acting - self.begun
         self.begun |= acting
+
+
+class WithState:
+    """A PettingZoo environment whose agents also see the state of the whole, under ``state``."""
+
+    def __init__(self, env: Any, at: str) -> None:
+        self.env = env
+        if getattr(env, "state_space", None) is None:
+            raise ConfigError(f"{at}: has no state_space, so there is no state that a critic could see")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def observation_space(self, agent: Agent) -> Any:
+        """With ``state`` in it."""
+        from gymnasium import spaces
+
+        seen = self.env.observation_space(agent)
+        inner = dict(seen.spaces) if isinstance(seen, spaces.Dict) else {"observation": seen}
+        return spaces.Dict({**inner, "state": self.env.state_space})
+
+    def _add(self, seen: Any) -> dict[str, Any]:
+        return {**(seen if isinstance(seen, dict) else {"observation": seen}), "state": self.env.state()}
+
+    def observe(self, agent: Agent) -> dict[str, Any]:
+        """See ``AECEnv``."""
+        return self._add(self.env.observe(agent))
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        """See ``ParallelEnv`` and ``AECEnv``."""
+        found = self.env.reset(seed=seed, options=options)
+        return found if found is None else ({agent: self._add(seen) for agent, seen in found[0].items()}, *found[1:])
+
+    def step(self, action: Any) -> Any:
+        """See ``ParallelEnv`` and ``AECEnv``."""
+        found = self.env.step(action)
+        return found if found is None else ({agent: self._add(seen) for agent, seen in found[0].items()}, *found[1:])
 
 
 class ParallelGame(Game):

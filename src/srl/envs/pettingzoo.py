@@ -12,7 +12,7 @@ from typing import Any
 
 from srl.core.errors import ConfigError
 from srl.envs.base import EnvConfig
-from srl.envs.games import Game, ParallelGame, TurnGame
+from srl.envs.games import Game, ParallelGame, TurnGame, WithState
 from srl.envs.guard import check_choice
 from srl.envs.gym import explained, name_of, names_of, rendering
 from srl.envs.multi import MultiAgent
@@ -37,6 +37,8 @@ class PettingZoo(EnvConfig):
     """What a NaN or an infinity does: ``stop`` the run, or ``skip`` the step and start its copy anew."""
     roles: tuple[str, ...] = ()
     """Names that each episode deals to the agents at random, so that whoever has one of them plays every seat."""
+    state: bool = False
+    """Whether agents also get the state of the whole environment, for a critic to see (see MAPPO and QMIX)."""
 
     def __post_init__(self) -> None:
         check_choice(self.nonfinite)
@@ -47,7 +49,7 @@ class PettingZoo(EnvConfig):
         with explained(name, self.kwargs):
             make = self._maker()
             kwargs = {**self.kwargs, **rendering(make, render)}
-            return MultiAgent(name, partial(_game, partial(make, **kwargs)), copies, watch, self.roles)
+            return MultiAgent(name, partial(_game, partial(make, **kwargs), self.state), copies, watch, self.roles)
 
     def _maker(self) -> Callable[..., Any]:
         """What makes one copy: of a module's two ways the parallel one, if that works."""
@@ -69,7 +71,7 @@ class PettingZoo(EnvConfig):
     def describe(self) -> dict[str, Any]:
         """See :class:`~srl.envs.base.EnvConfig`."""
         watch = {"mask": self.mask, "info": list(self.info), "nonfinite": self.nonfinite, "roles": list(self.roles)}
-        return {"pettingzoo": name_of(self.id), "kwargs": self.kwargs, **watch}
+        return {"pettingzoo": name_of(self.id), "kwargs": self.kwargs, **watch, "state": self.state}
 
 
 def pettingzoo(
@@ -80,13 +82,14 @@ def pettingzoo(
     info: Sequence[str] = (),
     nonfinite: str = "stop",
     roles: Sequence[str] = (),
+    state: bool = False,
     **kwargs: Any,
 ) -> PettingZoo:
     """The environment of this PettingZoo module (or made by this callable), with these arguments.
 
-    ``mask``, ``info``, ``nonfinite`` and ``roles`` are explained at :class:`PettingZoo`.
+    ``mask``, ``info``, ``nonfinite``, ``roles`` and ``state`` are explained at :class:`PettingZoo`.
     """
-    return PettingZoo(id, kwargs, mask, names_of(info), nonfinite, tuple(roles))
+    return PettingZoo(id, kwargs, mask, names_of(info), nonfinite, tuple(roles), state)
 
 
 def _module(name: str) -> ModuleType:
@@ -101,13 +104,14 @@ def _module(name: str) -> ModuleType:
         raise
 
 
-def _game(make: Callable[[], Any], at: str) -> Game:
+def _game(make: Callable[[], Any], state: bool, at: str) -> Game:
     zoo = importlib.import_module("pettingzoo")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecation notes belong to the environment's author
         env = make()
+    seen = WithState(env, at) if state else env
     if isinstance(env, zoo.ParallelEnv):
-        return ParallelGame(env, at)
+        return ParallelGame(seen, at)
     if isinstance(env, zoo.AECEnv):
-        return TurnGame(env, at)
+        return TurnGame(seen, at)
     raise ConfigError(f"{at}: a {type(env).__name__} is neither a PettingZoo ParallelEnv nor an AECEnv")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from srl.algorithms.base import NetworkOptions, Peers
 from srl.core.specs import Spaces
 from srl.policies.distributions import ActionHead
-from srl.policies.networks import Encoder, RunningNorm, head
+from srl.policies.networks import RunningNorm, head
 from srl.policies.small import Small, small
 from srl.policies.trunk import Trunk
 
@@ -24,13 +24,14 @@ class ActorCritic(nn.Module):
         log_std: float = 0.0,
         normalize_obs: bool = False,
         normalize_return: bool = False,
+        twins: bool = True,
     ) -> None:
         super().__init__()
-        self.trunk = Trunk(spaces, options, normalize=normalize_obs, twins=True)
+        self.trunk = Trunk(spaces, options, normalize=normalize_obs, twins=twins)
         self.action = ActionHead(self.trunk.out_features, spaces, log_std)
         self.value = head(self.trunk.out_features, 1, 1.0)
         self.return_norm = RunningNorm((), limit=float("inf")) if normalize_return else None
-        self.own_networks = not options.network
+        self.own_networks = not options.network or options.network.startswith("srl.")
         """Whether all networks are SRL's own, which change nothing in themselves when they are used."""
         self.by_hand = not spaces.masked
         """Whether :mod:`srl.policies.small` may be used."""
@@ -43,8 +44,12 @@ class ActorCritic(nn.Module):
         features, state = self.trunk(inputs)
         params, value = self.heads(features, inputs)
         actions = self.action.draw(params, generator)
-        value = value if self.return_norm is None else self.return_norm.inverse(value)
-        return {**actions, **state, "log_prob": self.action.log_prob(params, actions), "value": value}
+        found = {"log_prob": self.action.log_prob(params, actions), "value": self.in_rewards(value)}
+        return {**actions, **state, **found}
+
+    def in_rewards(self, value: Tensor) -> Tensor:
+        """A (normalised) value in units of the reward."""
+        return value if self.return_norm is None else self.return_norm.inverse(value)
 
     def small(self) -> Small | None:
         """The same in C, where that is faster."""
@@ -63,7 +68,7 @@ class ActorCritic(nn.Module):
         With a memory, ``inputs`` are whole chunks, step by step, that begin with ``state``. Only the entries ``keep``
         are returned.
         """
-        features = self.trunk.unroll(inputs, state)
+        features, _ = self.trunk.unroll(inputs, state)
         if keep is not None:
             features = features[keep]
             inputs = {name: value[keep] for name, value in inputs.items()}
@@ -78,8 +83,6 @@ class ActorCritic(nn.Module):
     @torch.no_grad()
     def observe(self, obs: dict[str, Tensor], returns: Tensor, peers: Peers | None = None) -> None:
         """Update the running normalisers with observations and returns ``[rows]``, and with those of ``peers``."""
-        encoder = self.trunk.encoder
-        if isinstance(encoder, Encoder) and encoder.norm is not None:
-            encoder.norm.update(encoder.flatten(obs), peers)
+        self.trunk.observe(obs, peers)
         if self.return_norm is not None:
             self.return_norm.update(returns, peers)

@@ -69,6 +69,8 @@ class RunningNorm(nn.Module):
         found = torch.stack([torch.full_like(mean, x.shape[0]), mean, var]).nan_to_num()  # of no rows: not a number
         for count, mean, var in found[None] if peers is None else peers.gather(found):
             total = self.count + count
+            if not total.any():  # there is nothing yet
+                continue
             delta = mean - self.mean
             spread = self.var * self.count + var * count + delta.square() * self.count * count / total
             self.mean.add_(delta * (count / total))
@@ -226,8 +228,10 @@ class Memory(nn.Module):
             return {"state/h": h, "state/c": c}
         return {"state/h": self.cell(features, state["state/h"])}
 
-    def unroll(self, features: Tensor, state: dict[str, Tensor], first: Tensor, valid: Tensor) -> Tensor:
-        """Outputs ``[steps, rows, size]`` for features ``[steps, rows, …]``.
+    def unroll(
+        self, features: Tensor, state: dict[str, Tensor], first: Tensor, valid: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs ``[steps, rows, size]`` for features ``[steps, rows, …]``, and the state after all of them.
 
         The state begins anew where ``first``, and stays as it was after steps that are not ``valid``.
         """
@@ -237,7 +241,7 @@ class Memory(nn.Module):
             after = self(x, before)
             found.append(after["state/h"])
             state = {name: torch.where(moves, after[name], kept) for name, kept in before.items()}
-        return torch.stack(found)
+        return torch.stack(found), state
 
 
 def fast_bfloat16() -> bool:

@@ -16,17 +16,20 @@ from srl.policies.trunk import Trunk
 class QNetwork(nn.Module):
     """Values of all actions of a Discrete space; with ``dueling`` as a state's value plus advantages.
 
+    With ``errors`` it also says what it thought of the action it took and of the best, for a replay's first priorities.
     ``epsilon`` is a buffer, so it travels from the trainer with the weights. Rows explore differently: the row of rank
     r (0 to 1) acts at random with probability epsilon^(1 + spread · r).
     """
 
     epsilon: Tensor
 
-    def __init__(self, spaces: Spaces, options: NetworkOptions, *, dueling: bool, spread: float) -> None:
+    def __init__(
+        self, spaces: Spaces, options: NetworkOptions, *, dueling: bool, spread: float, errors: bool = False
+    ) -> None:
         super().__init__()
         if not isinstance(spaces.action, gymnasium.spaces.Discrete):
             raise ConfigError(f"only a Discrete action space has a value for each action, not {spaces.action}")
-        self.start, self.spread = int(spaces.action.start), spread
+        self.start, self.spread, self.errors = int(spaces.action.start), spread, errors
         self.trunk = Trunk(spaces, options)
         self.advantage = head(self.trunk.out_features, int(spaces.action.n), 0.01)
         self.value = head(self.trunk.out_features, 1, 1.0) if dueling else None
@@ -34,7 +37,10 @@ class QNetwork(nn.Module):
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         """Values ``[rows, actions]``."""
-        features, _ = self.trunk(inputs)
+        return self.values(self.trunk(inputs)[0])
+
+    def values(self, features: Tensor) -> Tensor:
+        """Values ``[rows, actions]`` from features."""
         values: Tensor = self.advantage(features)
         return values if self.value is None else self.value(features) + values - values.mean(-1, keepdim=True)
 
@@ -47,11 +53,19 @@ class QNetwork(nn.Module):
 
     def act(self, inputs: dict[str, Tensor], generator: torch.Generator | None) -> dict[str, Tensor]:
         """The best actions; with a generator some are random."""
-        values = self(inputs)
-        chosen = self.best(values, inputs)
+        features, state = self.trunk(inputs)
+        values = self.values(features)
+        chosen = best = self.best(values, inputs)
         if generator is not None:
             noise = torch.empty_like(values).uniform_(generator=generator)
             luck = torch.empty(len(values)).uniform_(generator=generator)
             bold = luck < self.epsilon ** (1 + self.spread * inputs["rank"])
             chosen = torch.where(bold, self.best(noise, inputs), chosen)
-        return {"action": chosen + self.start}
+        found = {"action": chosen + self.start, **state}
+        if self.errors:
+            found |= {"q_taken": _of(values, chosen), "q_best": _of(values, best)}
+        return found
+
+
+def _of(values: Tensor, chosen: Tensor) -> Tensor:
+    return values.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from srl.algorithms.base import NetworkOptions, load_object
+from srl.algorithms.base import NetworkOptions, Peers, load_object
 from srl.core.errors import ConfigError
 from srl.core.specs import Spaces
 from srl.policies.networks import Encoder, Memory, fast_bfloat16
@@ -50,6 +50,14 @@ class Trunk(nn.Module):
             reduced: Tensor = self.encoder(inputs)
         return reduced.float()
 
+    def observe(self, obs: dict[str, Tensor], peers: Peers | None) -> None:
+        """Update the encoder's running normalisation, if it has one; a network of one's own may have ``observe``."""
+        if isinstance(self.encoder, Encoder):
+            if self.encoder.norm is not None:
+                self.encoder.norm.update(self.encoder.flatten(obs), peers)
+        elif hasattr(self.encoder, "observe"):
+            self.encoder.observe(obs, peers)
+
     def forward(self, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Features after one step, and the memory moved on."""
         features = self.encode(inputs)
@@ -58,14 +66,18 @@ class Trunk(nn.Module):
         state = self.memory(features, {name: value for name, value in inputs.items() if name.startswith("state/")})
         return state["state/h"], state
 
-    def unroll(self, inputs: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
-        """Features ``[steps * rows, …]`` of whole chunks: inputs ``[steps * rows, …]``, state ``[rows, …]``."""
+    def unroll(self, inputs: dict[str, Tensor], state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Features ``[steps * rows, …]`` of whole chunks: inputs ``[steps * rows, …]``, state ``[rows, …]``.
+
+        And the state after them.
+        """
         features = self.encode(inputs)
         if self.memory is None:
-            return features
+            return features, {}
         rows = len(next(iter(state.values())))
         flags = (inputs[name].reshape(-1, rows) for name in ("first", "valid"))
-        return self.memory.unroll(features.reshape(-1, rows, features.shape[-1]), state, *flags).flatten(0, 1)
+        outputs, state = self.memory.unroll(features.reshape(-1, rows, features.shape[-1]), state, *flags)
+        return outputs.flatten(0, 1), state
 
 
 def custom(path: str, spaces: Spaces) -> nn.Module:

@@ -23,7 +23,7 @@ from srl.core.worker import Progress, State, Worker
 from srl.services.checkpoints import CheckpointStore
 from srl.streams.protocols import Full, Grant, SampleConsumer, SampleProducer, SampleStream
 from srl.streams.wait import wait
-from srl.workers.replay import ReplayStore, blocks_kept
+from srl.workers.replay import blocks_kept, replay_store, steps_drawn
 
 Relabel = Callable[[Arrays], None]
 
@@ -132,13 +132,11 @@ class ReplayBuffer(BufferWorker):
         """See :class:`Worker`."""
         super().start()
         spec = self.consumer.slab.spec
-        self.store = ReplayStore(
-            self.consumer.slab, self.replay, blocks_kept(spec, self.replay), derive(self.seed, self.name)
-        )
+        places, self.batch_steps = blocks_kept(spec, self.replay), steps_drawn(spec, self.replay)
+        self.store = replay_store(self.consumer.slab, self.replay, places, derive(self.seed, self.name))
         self.feedback = self.priorities.consumer() if self.priorities is not None else None
         self.block_steps = spec.horizon * spec.rows
-        ratio, batch = self.replay.samples_per_insert, self.replay.batch
-        self.slack = ratio * self.block_steps * self.actors + batch
+        self.slack = self.replay.samples_per_insert * self.block_steps * self.actors + self.batch_steps
         self.held: dict[int, Full] = {}
         self.inserted = self.drawn = self.untold = 0
         if self.checkpoints is not None and self.checkpoints.versions() and (self.resume or self.restarted):
@@ -147,7 +145,7 @@ class ReplayBuffer(BufferWorker):
     def owed(self, blocks: int = 0, batches: int = 0) -> float:
         """Samples that should have been drawn and were not, if so many more blocks had come and batches gone."""
         steps = self.inserted + blocks * self.block_steps - self.replay.warmup
-        return self.replay.samples_per_insert * steps - self.drawn - batches * self.replay.batch
+        return self.replay.samples_per_insert * steps - self.drawn - batches * self.batch_steps
 
     def _pass(self) -> int:
         work = self._reprioritize()
@@ -160,7 +158,7 @@ class ReplayBuffer(BufferWorker):
             block["inserted"][0] = 0
             block["inserted"][0, 0], self.untold = self.untold, 0
             self.producer.commit(grant.block)
-            self.drawn += self.replay.batch
+            self.drawn += self.batch_steps
             work += 1
         self.metrics.counters.update(steps=self.inserted, drawn=self.drawn)
         return work

@@ -250,6 +250,7 @@ class TrainerWorker(Worker):
         return steps
 
     def _learn(self, prepared: Any, taken: list[Full], use: int) -> dict[str, float] | None:
+        self.learner.version = self.version
         try:
             return self.learner.train(prepared, self.steps, self._abandon)
         except PeersLost:
