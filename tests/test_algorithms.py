@@ -7,10 +7,12 @@ from dataclasses import replace
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 import srl
 from problems import Alike, Copycat, Pick, TwoSteps
 from srl import envs
+from srl.algorithms.r2d2 import teams
 from srl.core.errors import ConfigError
 from srl.envs.recall import Recall
 from srl.plan import check
@@ -142,3 +144,93 @@ class Stateless(TwoSteps):
     """Nothing is known of the whole."""
 
     state_space = None
+
+
+def test_a_team_goes_on_until_nobody_is_left():
+    # Two agents over five steps: the first dies at step 1, the second at step 3; step 4 is the reset.
+    def field(*columns):
+        return np.array(columns).T
+
+    ends = {
+        "reward": field([1.0, 2, 0, 0, 0], [3.0, 4, 5, 6, 0]).astype(np.float32),
+        "terminated": field([0, 1, 0, 0, 0], [0, 0, 0, 1, 0]).astype(bool),
+        "truncated": np.zeros((5, 2), bool),
+    }
+    flags = {
+        "valid": field([1, 1, 0, 0, 0, 1], [1, 1, 1, 1, 0, 1]).astype(bool),
+        "first": field([1, 0, 0, 0, 0, 1], [1, 0, 0, 0, 0, 1]).astype(bool),
+    }
+    found, seen, alive = teams(ends, flags, 2)
+    assert found["reward"][:, 0].tolist() == [2, 3, 2.5, 3, 0]
+    assert found["terminated"][:, 0].tolist() == [False, False, False, True, False]
+    assert not found["truncated"].any()
+    assert seen["valid"][:, 0].tolist() == [True, True, True, True, False, True]
+    assert alive[:, 0].tolist() == [True, True, False, False, False, True]
+    assert alive[:, 1].tolist() == [True, True, True, True, True, True]
+
+
+def test_a_single_agent_is_a_team_of_its_own():
+    rng = np.random.default_rng(0)
+    ends = {"reward": rng.normal(size=(6, 3)), "terminated": rng.random((6, 3)) < 0.3}
+    ends["truncated"] = (rng.random((6, 3)) < 0.3) & ~ends["terminated"]
+    flags = {name: rng.random((7, 3)) < 0.7 for name in ("valid", "first")}
+    found, seen, _ = teams(ends, flags, 1)
+    for given, made in ((ends, found), (flags, seen)):
+        for name, value in given.items():
+            np.testing.assert_array_equal(made[name], value)
+
+
+def test_squeezed_values_can_be_grown_again():
+    learner = srl.R2D2().learner(check(srl.Experiment(envs.gym("CartPole-v1")))[0].spaces, 0, "cpu")
+    values = torch.tensor([-1e4, -3.0, 0.0, 0.5, 200.0], dtype=torch.float64)
+    np.testing.assert_allclose(learner._grown(learner._squeezed(values)), values, atol=1e-6, rtol=1e-9)
+
+
+def team_spaces():
+    return check(srl.Experiment(envs.pettingzoo(TwoSteps, state=True), srl.QMIX()))[0].spaces
+
+
+def test_what_is_better_for_an_agent_is_never_worse_for_its_team():
+    spaces = team_spaces()
+    assert spaces.agents == 2
+    mixer = srl.QMIX().mixer(spaces)
+    seen = {"obs/state": torch.rand(20, 3), "obs/observation": torch.rand(20, 3)}
+    values = torch.randn(10, 2, requires_grad=True)
+    mixer(values, seen).sum().backward()
+    assert (values.grad >= 0).all()
+    assert (values.grad > 0).any()
+
+
+def test_agents_do_not_see_what_is_for_the_mixer_or_the_critic():
+    spaces = team_spaces()
+    seen = {"obs/observation": torch.rand(4, 3), "rank": torch.zeros(4)}
+    for algorithm in (srl.QMIX(), srl.VDN()):
+        assert algorithm.policy(spaces).act(seen, None)["action"].shape == (4,)
+    actor = srl.MAPPO().policy(spaces)
+    whole = {**seen, "obs/state": torch.rand(4, 3)}
+    first, second = (actor.act({**whole, "obs/state": each}, None) for each in (torch.zeros(4, 3), torch.ones(4, 3)))
+    assert torch.equal(first["log_prob"], second["log_prob"])
+    assert not torch.allclose(first["value"], second["value"])
+
+
+def test_what_a_critic_says_stays_the_same_when_its_normalisation_moves():
+    policy = srl.MAPPO().policy(team_spaces())
+    seen = {"obs/observation": torch.rand(8, 3), "obs/state": torch.rand(8, 3)}
+    for norm in (policy.trunk.encoder.norm, policy.critic.encoder.norm):
+        norm.update = lambda *_: None  # of what it sees, so that only that of returns moves
+    policy.observe(seen, torch.randn(100) * 3 + 50)
+    before = policy.act(seen, None)["value"].detach()
+    policy.observe(seen, torch.randn(1000) * 20 - 5)
+    np.testing.assert_allclose(policy.act(seen, None)["value"].detach(), before, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [srl.SAC, srl.QMIX, srl.R2D2])
+def test_a_learner_goes_on_where_it_was_saved(kind):
+    spaces = team_spaces() if kind is srl.QMIX else check(srl.Experiment(envs.gym("CartPole-v1")))[0].spaces
+    first, second = (kind(hidden=(8,)).learner(spaces, seed, "cpu") for seed in (1, 2))
+    saved = first.state()
+    second.load_state(saved)
+    again = second.state()
+    assert again.arrays.keys() == saved.arrays.keys()
+    for name, value in saved.arrays.items():
+        np.testing.assert_array_equal(again.arrays[name], value, err_msg=name)
