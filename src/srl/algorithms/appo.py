@@ -85,7 +85,8 @@ class APPOLearner(PPOLearner):
 
     def train(self, prepared: Prepared, steps: int, interrupted: Interrupted) -> dict[str, float] | None:
         """See :class:`Learner`."""
-        batch, more = prepared.batch, {}
+        batch = prepared.batch
+        more: dict[str, float] = {}
         if self.config.staleness_lr:
             valid = batch.small("valid")[:-1]
             age = self.version - batch.small("version")[:-1][valid]
@@ -107,10 +108,12 @@ class APPOLearner(PPOLearner):
         config = self.config
         now, value = self.look(batch)
         acted, valid, first = (batch.small(name) for name in ("log_prob", "valid", "first"))
-        ends = [batch.small(name)[:-1] for name in ("terminated", "truncated")]
+        reward, terminated, truncated = (batch.small(name)[:-1] for name in ("reward", "terminated", "truncated"))
         ratio = np.exp(np.where(valid[:-1], np.minimum(now - acted[:-1], 20.0), 0.0))
-        given = batch.small("reward")[:-1], value, ratio, *ends, valid, config.gamma, config.lam, first
-        advantage, target, known = vtrace(*given, rho=config.rho, c=config.c)
+        bounds = {"rho": config.rho, "c": config.c}
+        advantage, target, known = vtrace(
+            reward, value, ratio, terminated, truncated, valid, config.gamma, config.lam, first, **bounds
+        )
         goals = [advantage, target, value[:-1]]
         if config.correction == "decoupled":
             weight = np.minimum(ratio, min(config.rho, self._bound(ratio[known])))

@@ -123,8 +123,8 @@ class DQN(NetworkOptions, Algorithm):
         """See :class:`Algorithm`."""
         from srl.policies.q_network import QNetwork
 
-        chosen = {"dueling": self.dueling, "spread": self.epsilon_spread, "errors": self.actor_priorities}
-        return QNetwork(spaces, self, **chosen)
+        spread, errors = self.epsilon_spread, self.actor_priorities
+        return QNetwork(spaces, self, dueling=self.dueling, spread=spread, errors=errors)
 
     def learner(self, spaces: Spaces, seed: int, device: str) -> DQNLearner:
         """See :class:`Algorithm`."""
@@ -135,7 +135,7 @@ class DQN(NetworkOptions, Algorithm):
 class DQNLearner(TorchLearner):
     """Trains a Q-network on samples drawn from a replay."""
 
-    networks = ("policy", "target")
+    networks: ClassVar[tuple[str, ...]] = ("policy", "target")
     policy: QNetwork
     optimizer: Adam
 

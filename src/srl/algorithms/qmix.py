@@ -101,7 +101,7 @@ class QMIXLearner(R2D2Learner):
     """Trains the Q-network of a team, and the mixer of its values."""
 
     config: QMIX
-    networks = ("policy", "target", "mixer", "target_mixer")
+    networks: ClassVar[tuple[str, ...]] = ("policy", "target", "mixer", "target_mixer")
 
     def __init__(self, config: QMIX, spaces: Spaces, seed: int, device: str) -> None:
         import torch
@@ -120,8 +120,8 @@ class QMIXLearner(R2D2Learner):
         values = values * batch["alive"][:steps]
         seen = {name: each[burn_in : burn_in + steps].flatten(0, 1) for name, each in batch.items() if _seen(name)}
         mixer = self.target_mixer if target else self.mixer
-        mixed: Tensor = mixer(values.unflatten(-1, (-1, self.agents)).flatten(0, 1), seen)
-        return mixed.unflatten(0, (steps, -1))
+        mixed: Tensor = mixer(values.reshape(-1, self.agents), seen)
+        return mixed.reshape(steps, -1)
 
     def _renew_target(self) -> None:
         super()._renew_target()

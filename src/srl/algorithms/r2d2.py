@@ -146,7 +146,8 @@ class R2D2Learner(DQNLearner):
                 before = {name: each[:burn_in].flatten(0, 1) for name, each in inputs.items()}
                 _, state = network.trunk.unroll(before, state)
         features, _ = network.trunk.unroll({name: each[burn_in:].flatten(0, 1) for name, each in inputs.items()}, state)
-        return network.values(features).unflatten(0, (steps, -1))
+        values = network.values(features)
+        return values.reshape(steps, -1, values.shape[-1])
 
     def _joined(self, values: Tensor, batch: Tensors, *, target: bool) -> Tensor:
         """What the rows of a sample are worth together: here there is one."""
@@ -173,11 +174,11 @@ def teams(ends: Arrays, flags: Arrays, agents: int) -> tuple[Arrays, Arrays, Arr
     """
     by_team = {name: each.reshape(len(each), -1, agents) for name, each in {**ends, **flags}.items()}
     valid, ended = by_team["valid"], by_team["terminated"] | by_team["truncated"]
-    acts = valid.any(-1)
-    over = ended.any(-1) & (ended | ~valid[:-1]).all(-1)
-    terminated = over & by_team["terminated"].any(-1)
+    acts: Array = np.any(valid, -1)
+    over: Array = np.any(ended, -1) & np.all(ended | ~valid[:-1], -1)
+    terminated: Array = over & np.any(by_team["terminated"], -1)
     found = {"reward": by_team["reward"].mean(-1), "terminated": terminated, "truncated": over & ~terminated}
     alive = valid.copy()
     for t in range(1, len(alive)):  # what is seen after the end is worth something to those who saw the end
         alive[t] = np.where(acts[t, :, None], alive[t], alive[t - 1])
-    return found, {"valid": acts, "first": by_team["first"].any(-1)}, alive.reshape(len(alive), -1)
+    return found, {"valid": acts, "first": np.any(by_team["first"], -1)}, alive.reshape(len(alive), -1)

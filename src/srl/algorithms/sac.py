@@ -134,8 +134,8 @@ def check_action(spaces: Spaces) -> None:
 class SACLearner(TorchLearner):
     """Trains a soft actor and its critics on samples drawn from a replay."""
 
-    networks = ("policy", "critics", "target", "heat")
-    optimizers = ("optimizer", "critics_optimizer", "heat_optimizer")
+    networks: ClassVar[tuple[str, ...]] = ("policy", "critics", "target", "heat")
+    optimizers: ClassVar[tuple[str, ...]] = ("optimizer", "critics_optimizer", "heat_optimizer")
     policy: SoftActor
     optimizer: Adam
 
@@ -199,9 +199,10 @@ class SACLearner(TorchLearner):
         self.critics.requires_grad_(True)
         if self.config.learn_temperature:
             self._descend((self.heat[0] * (entropy.detach() - self.wanted)).sum(), self.heat_optimizer)
-        pairs = list(self.target.parameters()), list(self.critics.parameters())
+        old: list[Tensor] = list(self.target.parameters())
+        new: list[Tensor] = list(self.critics.parameters())
         with torch.no_grad():
-            torch._foreach_lerp_(*pairs, self.config.tau)
+            torch._foreach_lerp_(old, new, self.config.tau)
         return torch.stack([q_loss.detach(), worth.detach().mean(), loss.detach(), entropy.detach()])
 
     def _worth(self, seen: Tensors, heat: Tensor) -> Tensor:

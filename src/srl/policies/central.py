@@ -141,4 +141,4 @@ class Mixer(nn.Module):
         if self.central:  # all agents have the same
             seen = {name: each[:: self.agents] for name, each in inputs.items()}
         features: Tensor = self.encoder(seen)
-        return features if self.central else features.unflatten(0, (-1, self.agents)).flatten(1)
+        return features if self.central else features.reshape(-1, self.agents * features.shape[-1])

@@ -70,14 +70,16 @@ class Entities(nn.Module):
         return torch.cat([(found * weight).sum(1) / weight.sum(1), myself], -1)
 
     def _own(self, name: str, value: Tensor) -> Tensor:
-        scaled = self.norms[name](value)
+        scaled: Tensor = self.norms[name](value)
         if name != _RAYS or self.rays is None:
             return scaled.flatten(1)
-        return functional.relu(self.rays(scaled.unsqueeze(1))).flatten(1)
+        rays: Tensor = functional.relu(self.rays(scaled.unsqueeze(1))).flatten(1)
+        return rays
 
     def _attended(self, things: Tensor, mask: Tensor) -> Tensor:
         heads = self.attention(things).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        found = functional.scaled_dot_product_attention(*heads, attn_mask=mask[:, None, None])
+        q, k, v = heads.unbind(0)
+        found = functional.scaled_dot_product_attention(q, k, v, mask[:, None, None])
         out: Tensor = self.after(found.transpose(1, 2).flatten(2))
         return out
 

@@ -161,13 +161,23 @@ def _simple_spread_qmix() -> Experiment:
 
 
 def _pong_appo() -> Experiment:
-    given = {"lr": 5e-4, "horizon": 128, "minibatch": 256, "clip": 0.1, "entropy": 0.01, "anneal_steps": 4_000_000}
-    return replace(_pong(), algorithm=APPO(**given, epochs=3, max_staleness=1, precision="auto"))
+    algorithm = APPO(
+        lr=5e-4,
+        horizon=128,
+        epochs=3,
+        minibatch=256,
+        clip=0.1,
+        entropy=0.01,
+        anneal_steps=4_000_000,
+        max_staleness=1,
+        precision="auto",
+    )
+    return replace(_pong(), algorithm=algorithm)
 
 
 def _pong_impala() -> Experiment:
-    given = {"lr": 5e-4, "horizon": 32, "minibatch": 256, "entropy": 0.01, "anneal_steps": 4_000_000}
-    return replace(_pong(), algorithm=IMPALA(**given, max_staleness=1, precision="auto"))
+    algorithm = IMPALA(lr=5e-4, horizon=32, minibatch=256, anneal_steps=4_000_000, max_staleness=1, precision="auto")
+    return replace(_pong(), algorithm=algorithm)
 
 
 def _recall() -> Experiment:

@@ -121,8 +121,9 @@ class TcpConsumer(BoardConsumer):
     def __init__(self, stream: TcpSamples) -> None:
         socket = listen(stream.names, stream.name, stream.port, max(sizes(stream.spec)))
         self._server = ServerThread(socket, stream.name, self._handle, self._pass_credit, self._farewell)
-        self._bell: Any = _Bell(self._server.bell)
-        super().__init__(SampleBoard(stream.spec, stream.blocks, [self._bell] * stream.producers, shared=False))
+        self._bell = _Bell(self._server.bell)
+        bells: list[Any] = [self._bell] * stream.producers
+        super().__init__(SampleBoard(stream.spec, stream.blocks, bells, shared=False))
         self._granted = -1
         self._cargo = Cargo(self.slab)
         self._remotes: dict[int, _Remote] = {}

@@ -225,7 +225,7 @@ class Windows(ReplayStore):
 
     def _take_in(self, place: int, fields: Arrays) -> tuple[Array, Array | None]:
         replay, (_, starts, teams) = self.replay, self.shape
-        acts = fields["valid"].reshape(-1, teams, self.together).any(-1)
+        acts: Array = np.any(fields["valid"].reshape(-1, teams, self.together), -1)
         learns = range(replay.burn_in, replay.burn_in + starts * replay.stride, replay.stride)
         return np.stack([acts[t : t + replay.window - replay.burn_in].any(0) for t in learns]), None
 
