@@ -7,46 +7,50 @@ import numpy as np
 from pettingzoo import ParallelEnv
 
 
-class Copycat(gymnasium.Env):
+class Steps(gymnasium.Env):
+    """What single-agent problems here have in common: something is seen, and what is done about it is judged at once."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time, self.seen = 0, self.look()
+        return self.seen, {}
+
+    def step(self, action):
+        reward = float(self.judge(action))
+        self.time, self.seen = self.time + 1, self.look()
+        return self.seen, reward, *self.ends(), {}
+
+
+class Copycat(Steps):
     """Do what you see: the reward is minus the square of the difference, so the best return is 0."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
     action_space = gymnasium.spaces.Box(-2, 4, (1,), np.float32)
 
-    def _look(self):
-        self.seen = self.np_random.uniform(-1, 1, 1).astype(np.float32)
-        return self.seen
+    def look(self):
+        return self.np_random.uniform(-1, 1, 1).astype(np.float32)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return self._look(), {}
+    def judge(self, action):
+        return -((action[0] - self.seen[0]) ** 2)
 
-    def step(self, action):
-        reward = -float((action[0] - self.seen[0]) ** 2)
-        self.time += 1
-        return self._look(), reward, False, self.time == 10, {}
+    def ends(self):
+        return False, self.time == 10
 
 
-class Pick(gymnasium.Env):
+class Pick(Steps):
     """One of four actions is right, and which one can be seen: the best return is 8."""
 
     observation_space = gymnasium.spaces.Discrete(4)
     action_space = gymnasium.spaces.Discrete(4, start=1)
 
-    def _look(self):
-        self.seen = int(self.np_random.integers(4))
-        return self.seen
+    def look(self):
+        return int(self.np_random.integers(4))
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return self._look(), {}
+    def judge(self, action):
+        return action - 1 == (self.seen + 1) % 4
 
-    def step(self, action):
-        reward = float(action - 1 == (self.seen + 1) % 4)
-        self.time += 1
-        return self._look(), reward, self.time == 8, False, {}
+    def ends(self):
+        return self.time == 8, False
 
 
 class Together(ParallelEnv):
@@ -95,16 +99,13 @@ class TwoSteps(Together):
 
 
 class Alike(Together):
-    """Agent a sees which of two actions is right, b sees nothing but must do the same as a did before: best is 8."""
+    """One of two actions is right for both agents, and which one can be seen: the best return is 8."""
 
     def reset(self, seed=None, options=None):
         if seed is not None or not hasattr(self, "luck"):
             self.luck = np.random.default_rng(seed)
         self.time = 0
         return super().reset(seed)
-
-    def _looks(self):
-        return {agent: self.state() for agent in self.agents}
 
     def step(self, actions):
         right = int(actions["a"] == self.where % 2) + int(actions["b"] == self.where % 2)
