@@ -8,7 +8,7 @@ from pettingzoo import ParallelEnv
 
 
 class Steps(gymnasium.Env):
-    """What single-agent problems here have in common: something is seen, and what is done about it is judged at once."""
+    """What these have in common: something is seen, and what is done about it is judged at once."""
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
