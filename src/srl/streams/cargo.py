@@ -60,7 +60,11 @@ class Cargo:
     def frames(self, block: int) -> list[Array]:
         """The frames of a block: small fields copied together, large ones where they are."""
         together = [np.concatenate([field[block] for field in self._small])] if self._small else []
-        return [*together, *(field[block] for field in self._large)]
+        return [*together, *self.large(block)]
+
+    def large(self, block: int) -> list[Array]:
+        """Those frames of a block that are where its fields are: the last ones."""
+        return [field[block] for field in self._large]
 
     def check(self, frames: Sequence[Any], packed: int) -> list[Array]:
         """The bytes of each frame. Raises DecodeError if they are not those of a block."""

@@ -6,8 +6,9 @@ copies each block that arrives into a granted block. Credit is a running total (
 that comes twice is dropped, and one that was lost with its connection just gives its credit back. A producer whose
 connection is gone for a while gives all of it back: its host may be gone, and the others can go on.
 
-Credit also says how many blocks have arrived: their memory on the producer's side is free again. A producer that has
-enough of both is left alone, for each message and each thread that is woken cost tens of microseconds.
+Credit also says how many blocks have arrived: their memory on the producer's side is free again. What the board grants
+to a producer that has credit enough is told with its next block, for each thread that is woken costs tens of
+microseconds.
 
 Now and then a producer on another host sends a mark before a block. The consumer answers how many microseconds passed
 between the two. So the producer knows what the link carries, and whether its blocks should be compressed
@@ -26,10 +27,9 @@ import zmq
 from srl.core.errors import DecodeError, StreamClosed, StreamError
 from srl.core.memory import Doorbell
 from srl.core.slab import BlockSpec, Slab
-from srl.core.specs import Array
 from srl.services.names import Names
 from srl.services.network import LOOPBACK
-from srl.streams.cargo import LARGE, Cargo, Mode, Packing, codec, sizes
+from srl.streams.cargo import Cargo, Mode, Packing, codec, sizes
 from srl.streams.frames import Header, encode
 from srl.streams.protocols import Full, Grant
 from srl.streams.samples import BoardConsumer, BoardProducer, SampleBoard
@@ -43,8 +43,6 @@ _GONE = 3.0
 """Seconds a producer may be away before others get the blocks that were granted to it."""
 STAGING = 3
 """Blocks a remote producer can hold: one being filled, the others on their way."""
-_UNTOLD = 2
-"""Blocks that have arrived and the producer does not know of yet, at most. Less than STAGING."""
 
 
 class TcpSamples:
@@ -209,9 +207,9 @@ class TcpConsumer(BoardConsumer):
                     remote.version = grant.version
             except StreamClosed:
                 return
-            credit, news = remote.received + len(remote.granted), remote.received - remote.known
+            credit, news = remote.received + len(remote.granted), remote.received != remote.known
             dry = remote.short and credit > remote.credit
-            if dry or news >= _UNTOLD or remote.version != remote.told or now - remote.tried > _PROBE:
+            if dry or news or remote.version != remote.told or now - remote.tried > _PROBE:
                 remote.credit, remote.known, remote.told, remote.tried = credit, remote.received, remote.version, now
                 number, unpacks = remote.received, int(codec() is not None)
                 self._send(remote, Header("credit", 0, unpacks, number, credit, remote.version))
@@ -238,7 +236,7 @@ class TcpProducer:
         self._network = stream.names.network
         self._link = ServerLink(stream.names, stream.name, 1024)
         # Made once: a frame that ZeroMQ lets go of costs a thread that is woken to hear of it.
-        self._kept = [[_kept(frame) for frame in self._cargo.frames(block)] for block in range(STAGING)]
+        self._kept = [[zmq.Frame(each, copy=False) for each in self._cargo.large(i)] for i in range(STAGING)]
         self._free = list(range(STAGING))
         self._open: set[int] = set()
         self._leaving: deque[tuple[int, int]] = deque()
@@ -267,9 +265,11 @@ class TcpProducer:
             self._link.send(Header("mark", self.index, self.incarnation, self._sent))
         else:
             frames, packed = self.packing.pack(frames)
-        kept = [None if packed >> i & 1 else each for i, each in enumerate(self._kept[block])]
+        kept = self._kept[block]
+        for place, same in enumerate(kept, len(frames) - len(kept)):
+            frames[place] = frames[place] if packed >> place & 1 else same
         header = Header("block", self.index, self.incarnation, self._sent, packed)
-        if self._send(header, [frame if each is None else each for frame, each in zip(frames, kept, strict=True)]):
+        if self._send(header, frames):
             self._leaving.append((self._sent, block))
         else:
             self._free.append(block)
@@ -318,8 +318,3 @@ class TcpProducer:
             return False
         there = self._link.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return not there.startswith((f"tcp://{LOOPBACK}:", f"tcp://{self._network.address}:"))
-
-
-def _kept(frame: Array) -> zmq.Frame | None:
-    """A large frame, to be sent from where it is, again and again; None for a small one."""
-    return zmq.Frame(frame, copy=False) if frame.nbytes >= LARGE else None
