@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from srl.envs.base import Observed, StepViews
+from srl.envs.base import StepViews
 from srl.envs.hide_and_seek import HideAndSeek
 from srl.envs.hide_and_seek.layout import Layout
 from srl.envs.hide_and_seek.scenario import BOX
@@ -14,15 +14,6 @@ RIGHT, LEFT, UP, DOWN = np.pi / 2, -np.pi / 2, np.pi, 0.0
 """Turns that look along x, against it, along y and against it."""
 
 
-def views_of(env, count):
-    """Where a group of so many agents is written."""
-    rows = env.copies * count
-    spec = env.spaces(env.agents[0]).observation_spec()
-    obs = {name: np.zeros((rows, *each.shape), each.dtype) for name, each in spec.items()}
-    flags = [np.zeros(rows, bool) for _ in range(5)]
-    return StepViews(Observed(obs, *flags[:2]), np.zeros(rows, np.float32), *flags[2:])
-
-
 class Game:
     """Copies of hide and seek; unless said otherwise all agents are in one group."""
 
@@ -30,7 +21,8 @@ class Game:
         self.env = HideAndSeek(scenario).make(copies)
         self.groups = groups or [self.env.agents]
         self.env.bind(self.groups)
-        self.out = [views_of(self.env, len(group)) for group in self.groups]
+        spaces = self.env.spaces(self.env.agents[0])
+        self.out = [StepViews.zeros(spaces, copies * len(group)) for group in self.groups]
         self.env.reset(seed, [views.after for views in self.out])
 
     @property

@@ -52,16 +52,13 @@ def test_a_saved_state_goes_on_to_the_bit(scenario):
     second.env.load_state(first.env.state())
     for games in (first, second):
         games.views.after.acts[:] = first.env.there[:, : len(first.env.agents)].reshape(-1)
-    held = locked = 0
     for _ in range(60):  # through an end and a beginning
         actions = chosen(rng, rows)
         first.step(actions)
         second.step(actions)
         assert equal(all_of(first.views), all_of(second.views))
-        held, locked = held + (first.env.hands.held >= 0).sum(), locked + first.env.hands.locked.sum()
-    assert held and locked
-    assert [name for name, _ in first.env.measured[-11:]] == [name for name, _ in second.env.measured]
-    assert dict(first.env.measured[-11:]) == dict(second.env.measured[-11:])
+    assert len(first.env.measured) == 22
+    assert first.env.measured == second.env.measured
 
 
 def test_a_saved_state_keeps_what_is_held_and_locked():
@@ -137,9 +134,9 @@ def test_statistics_of_an_episode_are_reported_at_its_end():
     game.act(31, hider_0=(5, 5, 5, 0, 1))
     start = game.at("box-0").copy()
     game.act(hider_0=(5, 5, 5, 0, 0))
-    game.act(10, hider_0=(10, 5, 5, 0, 0))
+    game.act(2, hider_0=(10, 5, 5, 0, 0))
     assert not game.env.measured
-    game.act(37)
+    game.act(45)
     told = dict(game.env.measured)
     moved = np.linalg.norm((game.at("box-0") - start)[:2])
     assert told["boxes_locked_in_preparation"] == 1 and told["boxes_locked"] == 0
@@ -149,7 +146,8 @@ def test_statistics_of_an_episode_are_reported_at_its_end():
     assert told["hiders_seen"] == 1 and told["seekers_return"] == 48 and told["hiders_return"] == -48
 
 
-def test_a_simulation_that_fails_begins_anew_and_its_step_does_not_count():
+def test_a_simulation_that_fails_begins_anew_and_its_step_does_not_count(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # where MuJoCo writes a log
     game = Game(copies=2)
     game.env.worlds[1].velocity[0, 0] = np.nan
     still = np.tile((5, 5, 5, 0, 0), (8, 1))

@@ -159,11 +159,12 @@ class World:
 
     def step(self, control: Array) -> bool:
         """Take one step with these forces; False if the simulation failed."""
-        data, before = self.data, self.data.time
+        data = self.data
         data.ctrl[:] = control
+        data.time = 1.0
         self.mujoco.mj_step(self.model, data, FRAMES)
         self.mujoco.mj_kinematics(self.model, data)
-        return bool(data.time > before)  # MuJoCo begins anew when numbers are not finite
+        return bool(data.time > 1.0)  # when numbers are not finite MuJoCo begins anew, at 0
 
     def hold(self, agent: int, thing: int, grip: Array) -> None:
         """Weld an object to an agent; ``grip`` is its place and its turn as the agent sees them."""

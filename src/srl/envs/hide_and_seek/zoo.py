@@ -9,11 +9,10 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from srl.core.specs import Array
-from srl.envs.base import Observed, StepViews
+from srl.envs.base import StepViews
 from srl.envs.hide_and_seek.vector import HideAndSeekVector
 
 Seen = dict[str, dict[str, Array]]
-_FLAGS = "first", "acts", "terminated", "truncated", "valid"
 
 
 class HideAndSeekZoo(ParallelEnv):  # type: ignore[misc]
@@ -27,13 +26,8 @@ class HideAndSeekZoo(ParallelEnv):  # type: ignore[misc]
         self.possible_agents = list(self.vector.agents)
         self.agents: list[str] = []
         self.vector.bind([self.possible_agents])
-        found = self.vector.spaces(self.possible_agents[0])
-        rows = len(self.possible_agents)
-        obs = {name: np.zeros((rows, *each.shape), each.dtype) for name, each in found.observation_spec().items()}
-        flags = {name: np.zeros(rows, bool) for name in _FLAGS}
-        after = Observed(obs, flags.pop("first"), flags.pop("acts"))
-        self._views = StepViews(after, reward=np.zeros(rows, np.float32), **flags)
         self._spaces = [self.vector.spaces(agent) for agent in self.possible_agents]
+        self._views = StepViews.zeros(self._spaces[0], len(self._spaces))
         self._seed = np.random.default_rng()
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
