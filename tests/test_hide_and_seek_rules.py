@@ -52,6 +52,20 @@ def test_lidar_reads_the_distance_of_walls_and_bodies_and_of_nothing_six_metres(
     assert read[22:24] == pytest.approx(np.cos(angle / 2) - np.sqrt(0.15**2 - beside**2), abs=1e-6)  # the seeker
 
 
+def test_a_ramp_against_a_wall_leads_over_it(game):
+    wall, bodies = [(4.0, 3.0, 0.1, 4.0)], {**FAR, "hider-0": (2.9, 3.0, RIGHT)}
+    game.arrange(bodies, wall)
+    game.act(30, hider_0=PUSH_RIGHT)
+    assert game.at("hider-0")[0] < 3.9
+    game.arrange({**bodies, "ramp-0": (3.7, 3.0, RIGHT)}, wall)
+    heights = []
+    for _ in range(30):
+        game.act(hider_0=PUSH_RIGHT)
+        heights.append(game.at("hider-0")[2])
+    assert max(heights) > 0.4
+    assert game.at("hider-0")[0] > 4.2
+
+
 @pytest.mark.parametrize(
     ("walls", "seen"),
     [

@@ -85,6 +85,7 @@ class Hands:
                 self.owner[copy, thing] = nearest[copy, thing]
                 self.frozen[copy, thing] = position[copy, self.agents + thing]
                 self.worlds[copy].lock(thing, self.frozen[copy, thing])
+                self.worlds[copy].halt(thing)
             else:
                 self.worlds[copy].unlock(thing)
         self.locked = locked

@@ -55,7 +55,7 @@ class Sight:
         rays = self._hits.shape[-1]
         what = world.model, world.data, self.middles[copy, agent], self._vectors[copy, agent].reshape(-1)
         found = self._hits[copy, agent], self._distances[copy, agent]
-        normals = (None,) if "normal" in (self._cast.__doc__ or "") else ()  # MuJoCo 3.3 does not know them
+        normals = (None,) if "normal:" in (self._cast.__doc__ or "") else ()  # MuJoCo 3.3 does not know them
         return *what, None, True, int(world.bodies[agent]), *found, *normals, rays, _FAR
 
     def look(self, position: Array, there: Array) -> None:

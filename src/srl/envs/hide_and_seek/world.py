@@ -24,8 +24,10 @@ RISE = AGENT / 2, BOX / 2
 """How high the middles of agents and of objects are when they stand on the floor."""
 _STILL = 1e10
 """Damping of what is not there."""
+_FIRM = "solreflimit='0.01 1' solimplimit='0.99 0.999 0.001'"
+"""Limits as firm as MuJoCo's steps allow: locked objects give way by millimetres."""
 _JOINTS = "".join(
-    f"<joint name='{{0}}{name}' type='{kind}' axis='{axis}' damping='{{{i}}}'/>"
+    f"<joint name='{{0}}{name}' type='{kind}' axis='{axis}' damping='{{{i}}}' {_FIRM}/>"
     for i, (name, kind, axis) in enumerate(
         [("x", "slide", "1 0 0"), ("y", "slide", "0 1 0"), ("z", "slide", "0 0 1"), ("turn", "hinge", "0 0 1")], 1
     )
@@ -77,7 +79,7 @@ def description(scenario: Scenario) -> str:
     motors = "".join(f"<motor joint='{a}{joint}' gear='100'/>" for a in agents for joint in ("x", "y", "turn"))
     return f"""
     <mujoco model="hide and seek">
-      <option timestep="{SECONDS}" gravity="0 0 -50"/>
+      <option timestep="{SECONDS}" gravity="0 0 -50"><flag midphase="disable"/></option>
       <asset><mesh name="ramp" vertex="{vertices}"/></asset>
       <worldbody>
         <geom name="floor" type="plane" size="{FLOOR} {FLOOR} 1" friction="0.2"/>
@@ -176,9 +178,13 @@ class World:
         self._welds[agent, thing] = 0
 
     def lock(self, thing: int, position: Array) -> None:
-        """Keep an object where it is: at ``position``."""
+        """Keep an object at ``position``."""
         self._range[thing] = position[:, None]
         self._limited[thing] = 1
+
+    def halt(self, thing: int) -> None:
+        """Take away the velocity of an object, which would carry it beyond the place where it is locked."""
+        self.velocity[len(self.scenario.agents) + thing] = 0
 
     def unlock(self, thing: int) -> None:
         """Let an object move."""
