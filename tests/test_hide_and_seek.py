@@ -177,7 +177,7 @@ def test_it_is_found_again_in_a_saved_configuration():
 
 def test_what_cannot_be_made_is_told_in_one_line(monkeypatch):
     with pytest.raises(UnknownName, match="did you mean 'quadrant'"):
-        HideAndSeek("quadrants").make(1)
+        HideAndSeek("quadrants")
     monkeypatch.setitem(sys.modules, "mujoco", None)
     with pytest.raises(ConfigError, match=r"reallyscalablerl\[mujoco\]"):
         HideAndSeek().make(1)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from srl.core.errors import UnknownName
 from srl.envs.base import EnvConfig
+from srl.envs.hide_and_seek.scenario import SCENARIOS
 
 if TYPE_CHECKING:
     from srl.envs.hide_and_seek.vector import HideAndSeekVector
@@ -21,6 +23,11 @@ class HideAndSeek(EnvConfig):
 
     scenario: str = "quadrant"
     """``quadrant``: a room in a corner, two against two. ``randomwalls``: the paper's, one to three on each side."""
+
+    def __post_init__(self) -> None:
+        if self.scenario not in SCENARIOS:
+            known = " and ".join(SCENARIOS)
+            raise UnknownName("scenario of hide and seek", self.scenario, SCENARIOS, f"there are {known}")
 
     def make(self, copies: int, *, render: bool = False) -> HideAndSeekVector:
         """See :class:`~srl.envs.base.EnvConfig`."""

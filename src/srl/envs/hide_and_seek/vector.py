@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from gymnasium import spaces
 
-from srl.core.errors import ConfigError, UnknownName
+from srl.core.errors import ConfigError
 from srl.core.seeding import derive
 from srl.core.specs import Array, Arrays, Spaces
 from srl.core.worker import State
@@ -36,8 +36,6 @@ class HideAndSeekVector(Environment):
 
     def __init__(self, name: str, copies: int) -> None:
         super().__init__()
-        if name not in SCENARIOS:
-            raise UnknownName("scenario of hide and seek", name, SCENARIOS, f"there are {', '.join(SCENARIOS)}")
         self.scenario = scenario = SCENARIOS[name]
         self.copies, self.agents = copies, scenario.agents
         self.worlds = [World(name) for _ in range(copies)]

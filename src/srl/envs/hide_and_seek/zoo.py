@@ -10,7 +10,7 @@ from pettingzoo import ParallelEnv
 
 from srl.core.specs import Array
 from srl.envs.base import StepViews
-from srl.envs.hide_and_seek.vector import HideAndSeekVector
+from srl.envs.hide_and_seek import HideAndSeek
 
 Seen = dict[str, dict[str, Array]]
 
@@ -22,7 +22,7 @@ class HideAndSeekZoo(ParallelEnv):  # type: ignore[misc]
 
     def __init__(self, scenario: str = "quadrant", render_mode: str | None = None) -> None:
         self.render_mode = render_mode
-        self.vector = HideAndSeekVector(scenario, 1)
+        self.vector = HideAndSeek(scenario).make(1)
         self.possible_agents = list(self.vector.agents)
         self.agents: list[str] = []
         self.vector.bind([self.possible_agents])
