@@ -26,12 +26,12 @@ _STILL = 1e10
 """Damping of what is not there."""
 _FIRM = "solreflimit='0.01 1' solimplimit='0.99 0.999 0.001'"
 """Limits as firm as MuJoCo's steps allow: locked objects give way by millimetres."""
-_JOINTS = "".join(
-    f"<joint name='{{0}}{name}' type='{kind}' axis='{axis}' damping='{{{i}}}' {_FIRM}/>"
-    for i, (name, kind, axis) in enumerate(
-        [("x", "slide", "1 0 0"), ("y", "slide", "0 1 0"), ("z", "slide", "0 0 1"), ("turn", "hinge", "0 0 1")], 1
-    )
-)
+_MOVES = {
+    "x": "type='slide' axis='1 0 0'",
+    "y": "type='slide' axis='0 1 0'",
+    "z": "type='slide' axis='0 0 1'",
+    "turn": "type='hinge' axis='0 0 1'",
+}
 _ARMS = "".join(
     f"<geom type='sphere' size='0.05' pos='{x} -0.075 -0.05' mass='0' friction='0.01'/>" for x in (-0.13, 0.13)
 )
@@ -46,6 +46,11 @@ def mujoco() -> Any:
     return mujoco
 
 
+def _joints(body: str, *damping: float) -> str:
+    moves = zip(_MOVES.items(), damping, strict=True)
+    return "".join(f"<joint name='{body}{name}' {kind} damping='{each}' {_FIRM}/>" for (name, kind), each in moves)
+
+
 def _bodies(scenario: Scenario) -> Iterator[str]:
     """Walls, then agents, boxes and ramps."""
     for i in range(scenario.walls):
@@ -54,15 +59,15 @@ def _bodies(scenario: Scenario) -> Iterator[str]:
             f"<geom type='box' size='0.1 0.1 0.1' friction='{scenario.wall_friction}'/></body>"
         )
     for i in range(len(scenario.agents)):
-        joints = _JOINTS.format(f"agent{i}", 10, 10, 1, 10)
+        joints = _joints(f"agent{i}", 10, 10, 1, 10)
         body = f"<geom type='sphere' size='{AGENT / 2}' mass='1' friction='0.01'/>{_ARMS}"
         yield f"<body name='agent{i}' pos='0 0 {RISE[0]}'>{joints}{body}</body>"
     for i in range(scenario.boxes[1]):
-        joints, half = _JOINTS.format(f"box{i}", *[0.01] * 4), BOX / 2
+        joints, half = _joints(f"box{i}", *[0.01] * 4), BOX / 2
         body = f"<geom type='box' size='{half} {half} {half}' mass='1' friction='0.2'/>"
         yield f"<body name='box{i}' pos='0 0 {RISE[1]}'>{joints}{body}</body>"
     for i in range(scenario.ramps):
-        joints = _JOINTS.format(f"ramp{i}", *[0.1] * 4)
+        joints = _joints(f"ramp{i}", *[0.1] * 4)
         body = "<geom type='mesh' mesh='ramp' mass='1' friction='0.01'/>"
         yield f"<body name='ramp{i}' pos='0 0 {RISE[1]}'>{joints}{body}</body>"
 
