@@ -26,7 +26,7 @@ KINDS = "others", "boxes", "ramps"
 def space(scenario: Scenario) -> spaces.Dict:
     """The space of one agent's observations."""
     counts = len(scenario.agents) - 1, scenario.boxes[1], scenario.ramps
-    shapes = {"self": (AGENT_NUMBERS,), "lidar": (LIDAR,)}
+    shapes: dict[str, tuple[int, ...]] = {"self": (AGENT_NUMBERS,), "lidar": (LIDAR,)}
     for kind, count in zip(KINDS, counts, strict=True):
         shapes[kind] = (count, AGENT_NUMBERS if kind == "others" else OBJECT_NUMBERS)
     found: dict[str, spaces.Space[Array]] = {

@@ -128,7 +128,7 @@ class HideAndSeekVector(Environment):
         count = len(self.agents)
         there = self.there[:, :count]
         after = going & (self.time > self.scenario.preparation)
-        seen = self.sight.sees[:, self._hiders :, : self._hiders].any((1, 2))
+        seen = np.asarray(self.sight.sees[:, self._hiders :, : self._hiders].any((1, 2)))
         reward = self._rewards(seen) * (there & after[:, None])
         ends = there & self.over[:, None]
         for rows, views in zip(self._rows, out, strict=True):
