@@ -7,17 +7,20 @@ from typing import Any
 from srl.core.errors import ConfigError
 from srl.envs.base import EnvConfig, Environment, Observed, StepViews
 from srl.envs.gym import Gym, callable_from, gym
+from srl.envs.hide_and_seek import HideAndSeek, hide_and_seek
 from srl.envs.pettingzoo import PettingZoo, pettingzoo
 
 __all__ = [
     "EnvConfig",
     "Environment",
     "Gym",
+    "HideAndSeek",
     "Observed",
     "PettingZoo",
     "StepViews",
     "from_json",
     "gym",
+    "hide_and_seek",
     "pettingzoo",
 ]
 

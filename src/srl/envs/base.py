@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from srl.core.specs import Array, Arrays, Spaces
 from srl.core.worker import State
 
@@ -43,6 +45,14 @@ class StepViews:
     truncated: Array
     valid: Array
     """What ``acts`` said before the step; the environment clears it where the step failed."""
+
+    @classmethod
+    def zeros(cls, spaces: Spaces, rows: int) -> StepViews:
+        """Room for so many rows outside of a block, for whoever steps an environment without a run around it."""
+        spec = {**spaces.observation_spec(), **spaces.mask_spec()}
+        obs = {name: np.zeros((rows, *leaf.shape), leaf.dtype) for name, leaf in spec.items()}
+        first, acts, terminated, truncated, valid = np.zeros((5, rows), bool)
+        return cls(Observed(obs, first, acts), np.zeros(rows, np.float32), terminated, truncated, valid)
 
 
 class Environment(ABC):
