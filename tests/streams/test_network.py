@@ -7,11 +7,14 @@ import socket as plain
 import threading
 import time
 
+import numpy as np
 import pytest
 import zmq
 from stream_peers import SPEC, eventually, never
 
 from srl.core.errors import ConfigError, StreamError
+from srl.core.slab import STEP_FIELDS, BlockSpec
+from srl.core.specs import ArraySpec
 from srl.services.names import FileNames
 from srl.services.network import Keys, Network, Pair
 from srl.streams import hub as hubs
@@ -239,7 +242,7 @@ def test_numbers_outlive_who_wrote_them_and_only_grow(hub, monkeypatch):
     assert counter[0] == -1
     counter[0] = 41
     counter[0] = 17
-    assert hub.names().counter("parameters")[0] == 41
+    assert hub.names().counter("parameters")[0] == 41 + hubs.UNHEARD
     hub.close()
     monkeypatch.setattr(hubs, "_COUNTED", 0.2)
     with pytest.raises(StreamError, match="did not answer"):
@@ -268,3 +271,45 @@ def test_the_hub_refuses_what_makes_no_sense(ends, message):
 def test_servers_listen_where_their_host_meets_the_hubs(hub):
     assert hub.names().network.address == "127.0.0.1"
     assert hub.names().network.keys == hub.network.keys
+
+
+MANY = {f"obs/{i}": ArraySpec((100,), "<f4") for i in range(40)}
+SHAPES = {
+    "small fields": BlockSpec({**MANY, **STEP_FIELDS}, 1, 2),
+    "small fields, together large": BlockSpec({**MANY, **STEP_FIELDS}, 15, 8),
+    "large fields": BlockSpec({"obs": ArraySpec((84, 84), "|u1"), "other": ArraySpec((9999,), "<f4")}, 9, 4),
+    "both": BlockSpec({"obs": ArraySpec((84, 84), "|u1"), **MANY, **STEP_FIELDS}, 15, 8),
+}
+
+
+@pytest.mark.parametrize("packing", ["auto", "always"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_block_comes_as_it_was_filled(names, shape, packing):
+    """However large its fields are, and again and again from the same few blocks of memory."""
+    spec = SHAPES[shape]
+    stream = TcpSamples("samples", names, spec, 4, 1, packing=packing)
+    consumer, producer = stream.consumer(), stream.producer(0, 1)
+    sent, came = 0, []
+
+    def step():
+        nonlocal sent
+        consumer.grant(4, 0)
+        grant = producer.acquire()
+        if grant is not None:
+            for field in producer.slab.block(grant.block).values():
+                field[...] = sent % 2 if field.dtype == bool else sent % 100
+            producer.commit(grant.block)
+            sent += 1
+        while (taken := consumer.take(1)) is not None:
+            block = consumer.slab.block(taken[0].block)
+            came.append({tuple(np.unique(field).tolist()) for field in block.values() if field.dtype != bool})
+            consumer.release(taken)
+        return len(came) >= 50
+
+    try:
+        eventually(step, 20)
+        assert came[:50] == [{(number,)} for number in range(50)]
+        assert consumer.rejected == consumer.duplicates == 0
+    finally:
+        producer.close()
+        consumer.close()

@@ -32,7 +32,7 @@ from srl.streams import frames as codec
 from srl.streams import samples as samples_module
 from srl.streams.cargo import Cargo
 from srl.streams.frames import Header
-from srl.streams.tcp_samples import TcpSamples
+from srl.streams.tcp_samples import STAGING, TcpSamples
 
 STREAM = codec.stream_id("samples")
 
@@ -834,7 +834,9 @@ def test_a_block_is_not_written_again_before_it_has_left(ends, names, fake_serve
         if decode([first])[0].kind == "block":
             camera = np.frombuffer(frames[1], np.uint8)
             assert camera.min() == camera.max() == seen, f"block {seen} was overwritten on its way"
+            assert sent - seen <= STAGING, "a block was filled again before it was known to have come"
             seen += 1
+            server.send(identity, *encode(Header("credit", sequence=seen, number=100, version=0)))
 
 
 HELLO = Header("hello", 0, 1)

@@ -33,6 +33,8 @@ _PATIENCE = 0.25
 """Seconds to wait for the answer to the first question about a name."""
 _COUNTED = 60.0
 """Seconds to wait for a number, which is asked for again and again."""
+UNHEARD = 64
+"""How much further a number may be than the hub knows: who counted was cut off from it."""
 _AGAIN = 1.0
 """Seconds after which a worker tells the hub again where it listens."""
 
@@ -116,13 +118,14 @@ class HubNames:
 
 @dataclass(frozen=True)
 class Counter:
-    """A number that only grows, kept at the hub."""
+    """A number that only grows, kept at the hub. Who reads it is told one that nobody has reached."""
 
     names: HubNames
     name: str
 
     def __getitem__(self, _: int) -> int:
-        return _link(self.names).count(self.name)
+        known = _link(self.names).count(self.name)
+        return known + UNHEARD if known >= 0 else known
 
     def __setitem__(self, _: int, number: int) -> None:
         _link(self.names).tell(Header("number", number=number), self.name)

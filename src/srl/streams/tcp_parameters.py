@@ -27,8 +27,6 @@ _BYTES, _WORD = 0, 1
 """What a reader wants to hear of a new version: all of it, or only that there is one."""
 _SOON, _LATER = 1.0, 30.0
 """Seconds between two looks for a relay on this host: there is one, or has not been for long."""
-_UNHEARD = 64
-"""Versions that may have been published without anybody outside of the writer's host knowing: its network was cut."""
 _HANDLES = re.compile(r"/proc/\d+/fd/\d+ /proc/\d+/fd/\d+")
 
 
@@ -97,8 +95,7 @@ class TcpWriter(BoardWriter):
         super().__init__(ParameterBoard(shared=False))
         # The board dies with this process, and readers keep what it published: its successor must go on above that.
         self._mark = stream.names.counter(stream.name)
-        known = int(self._mark[0])
-        self._version = known + _UNHEARD if known >= 0 else known
+        self._version = int(self._mark[0])
         self._server = Outlet(self.board, stream, stream.name, stream.port).server
 
     @property
