@@ -180,6 +180,30 @@ def _pong_impala() -> Experiment:
     return replace(_pong(), algorithm=algorithm)
 
 
+def _hide_and_seek() -> Experiment:
+    return Experiment(
+        env=envs.hide_and_seek("quadrant"),
+        algorithm=MAPPO(
+            network="srl.policies.entities:Seen",
+            critic_network="srl.policies.entities:Everything",
+            critic_memory=True,
+            memory="lstm",
+            memory_size=256,
+            lr=3e-4,
+            horizon=80,
+            chunk=10,
+            epochs=4,
+            minibatch=1280,
+            gamma=0.998,
+            lam=0.95,
+            entropy=0.01,
+            max_grad_norm=5.0,
+        ),
+        actors=Actors(envs=32),
+        steps=20_000_000,
+    )
+
+
 def _recall() -> Experiment:
     return Experiment(
         env=envs.gym(Recall),
@@ -269,6 +293,7 @@ RECIPES = {
     "simple-tag": Recipe("predators and prey: two policies learn at once; minutes", "multiagent", _simple_tag),
     "tictactoe": Recipe("self-play against past versions; two minutes", "", _tictactoe),
     "connect-four": Recipe("the same on a larger board; ten minutes", "", _connect_four),
+    "hide-and-seek": Recipe("two hiders, two seekers, boxes and a ramp; hours", "mujoco", _hide_and_seek),
     "halfcheetah": Recipe("MuJoCo: run fast; ten minutes", "mujoco", _halfcheetah),
     "halfcheetah-sac": Recipe("the same by soft actor-critic, a thirtieth of the steps", "mujoco", _halfcheetah_sac),
     "pong": Recipe("Atari from pixels; an hour", "atari", _pong),
