@@ -77,6 +77,9 @@ def test_only_the_tcp_transport_opens_sockets_and_only_on_loopback_unless_told_o
         "bench/stream_peers.py",
         "bench/parts.py",
         "bench/load_link.py",  # the same word for the agents of an environment
+        "bench/hide_and_seek.py",
+        "envs/hide_and_seek/vector.py",
+        "envs/hide_and_seek/zoo.py",
         "bench/wire.py",  # to network cards, of namespaces made for a benchmark
     }
 

@@ -34,6 +34,7 @@ from srl.streams.frames import Header, encode
 from srl.streams.protocols import Full, Grant
 from srl.streams.samples import BoardConsumer, BoardProducer, SampleBoard
 from srl.streams.sockets import ServerLink, ServerThread, listen
+from srl.streams.wait import wait
 
 _LINGER = 1000
 """Milliseconds a producer that leaves goes on sending what it has committed."""
@@ -295,6 +296,11 @@ class TcpProducer:
 
     def close(self) -> None:
         """See :class:`~srl.streams.protocols.SampleProducer`."""
+        # A connection that is closed while words are on their way to it may take with it what it has sent.
+        deadline = time.monotonic() + (_LINGER / 1000 if self._link.heard() else 0)
+        while self._leaving and not self._closed and time.monotonic() < deadline:
+            wait([self._link.socket], 0.01)
+            self._hear()
         self._link.send(Header("close", self.index, self.incarnation, self._sent))
         self._link.close(_LINGER)
 
