@@ -371,9 +371,11 @@ def cut_for_long(bench: Bench, kind: str) -> Row:
     with bench.run("ray") as run:
         ours.join(spare)
         row = Row(f"ray: network of the {kind}'s host cut for {LONG:.0f} s", window=LONG + 15, undoes=kind == "trainer")
+        given_up = []
 
         def strike(number: int) -> tuple[float, float]:
             host, lives = victims(ours, run, kind)
+            given_up.append(host)
             at = time.monotonic()
             host.cut()
             took = max(run.back(life, at, LONG) for life in lives)
@@ -384,6 +386,9 @@ def cut_for_long(bench: Bench, kind: str) -> Row:
         row = repeated(bench, run, row, 1, strike)
         row.leftovers = leftovers(bench, run, "ray")
         ours.leave(spare)
+        for host in given_up:  # Ray does not take it back as it is
+            host.kill()
+            ours.join(ours.hosts.index(host))
         return row
 
 
