@@ -55,7 +55,7 @@ class HideAndSeekVector(Environment):
 
     def spaces(self, agent: str) -> Spaces:
         """See :class:`~srl.envs.base.Environment`."""
-        return Spaces(space(self.scenario), spaces.MultiDiscrete(CHOICES))
+        return Spaces(space(self.scenario), spaces.MultiDiscrete(list(CHOICES)))
 
     def bind(self, groups: Sequence[Sequence[str]]) -> None:
         """See :class:`~srl.envs.base.Environment`."""
