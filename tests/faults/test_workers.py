@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -38,9 +41,10 @@ def experiment(**changes):
 def started(tmp_path):
     """Starts a recorded run; in the end nothing was trained on twice, and no version has gone backwards."""
     runs = []
+    short = Path(tempfile.mkdtemp(prefix="t"))  # a socket's path has room for a hundred letters, pytest's take most
 
     def start(x):
-        context = local(prepared(x, tmp_path / "run"), tmp_path / "run", tmp_path / "tmp")
+        context = local(prepared(x, tmp_path / "run"), tmp_path / "run", short)
         runs.append((context, run := context.__enter__()))
         run.working(WORKERS)
         return run
@@ -54,6 +58,7 @@ def started(tmp_path):
             eventually(lambda: not processes_of(tmp_path / "run"), 8, "the end of all processes")
         finally:
             context.__exit__(None, None, None)
+    shutil.rmtree(short)
 
 
 def since_checkpoint(run):
