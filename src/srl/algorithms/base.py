@@ -209,6 +209,11 @@ class NetworkOptions:
     chunk: int = 16
     """With memory: steps gradients flow back through; a block is trained on in chunks of as many."""
 
+    @property
+    def own_network(self) -> bool:
+        """Whether the network is one of SRL's own, which change nothing in themselves when they are used."""
+        return not self.network or self.network.startswith("srl.")
+
     def check_network(self, algorithm: Algorithm) -> None:
         """Raise ConfigError if one of these makes no sense."""
         algorithm.check_choice("activation", "tanh", "relu", "elu")

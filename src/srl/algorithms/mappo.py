@@ -19,6 +19,9 @@ from srl.core.specs import ArraySpec, Spaces
 if TYPE_CHECKING:
     from srl.policies.central import CentralActorCritic
 
+CRITIC = "state/critic/"
+"""What the names of the critic's memory begin with."""
+
 
 @dataclass(frozen=True)
 class MAPPO(PPO):
@@ -55,7 +58,7 @@ class MAPPO(PPO):
         """See :class:`Algorithm`."""
         own = self.memory_fields()
         theirs = own if self.critic_memory else {}
-        return {**own, **{name.replace("state/", "state/critic/", 1): spec for name, spec in theirs.items()}}
+        return {**own, **{name.replace("state/", CRITIC, 1): spec for name, spec in theirs.items()}}
 
     def policy(self, spaces: Spaces) -> CentralActorCritic:
         """See :class:`Algorithm`."""

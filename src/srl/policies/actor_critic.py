@@ -31,8 +31,7 @@ class ActorCritic(nn.Module):
         self.action = ActionHead(self.trunk.out_features, spaces, log_std)
         self.value = head(self.trunk.out_features, 1, 1.0)
         self.return_norm = RunningNorm((), limit=float("inf")) if normalize_return else None
-        self.own_networks = not options.network or options.network.startswith("srl.")
-        """Whether all networks are SRL's own, which change nothing in themselves when they are used."""
+        self.own_networks = options.own_network
         self.by_hand = not spaces.masked
         """Whether :mod:`srl.policies.small` may be used."""
         self._small: Small | None = None

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from srl.algorithms.base import NetworkOptions, Peers
+from srl.algorithms.mappo import CRITIC
 from srl.core.specs import Spaces
 from srl.policies.actor_critic import ActorCritic
 from srl.policies.networks import Encoder, head
 from srl.policies.trunk import Trunk
-
-CRITIC = "state/critic/"
-"""What the names of the critic's memory begin with."""
 
 
 def has(spaces: Spaces, central: str) -> bool:
@@ -54,7 +52,7 @@ class CentralActorCritic(ActorCritic):
         super().__init__(without(spaces, central), options, log_std=log_std, twins=False, **norms)
         self.critic = Trunk(spaces, critic, normalize=normalize_obs)
         self.value = head(self.critic.out_features, 1, 1.0)
-        self.own_networks = self.own_networks and (not critic.network or critic.network.startswith("srl."))
+        self.own_networks = options.own_network and critic.own_network
         self.by_hand = False
 
     def act(self, inputs: dict[str, Tensor], generator: torch.Generator | None) -> dict[str, Tensor]:

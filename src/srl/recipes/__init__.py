@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from srl import envs
-from srl.algorithms import APPO, DQN, IMPALA, MAPPO, PPO, QMIX, R2D2, SAC
+from srl.algorithms import DQN, MAPPO, PPO
 from srl.core.errors import UnknownName
 from srl.envs.boards import Board, ConnectFour, TicTacToe
 from srl.envs.recall import Recall
@@ -109,75 +109,6 @@ def _pendulum() -> Experiment:
         actors=Actors(envs=16),
         steps=400_000,
     )
-
-
-def _pendulum_sac() -> Experiment:
-    return Experiment(
-        env=envs.gym("Pendulum-v1"),
-        algorithm=SAC(lr=1e-3, warmup=1_000, gamma=0.95, hidden=(128, 128), updates_per_step=0.5),
-        actors=Actors(envs=4),
-        evaluator=Evaluator(count=1, seconds=5),
-        steps=20_000,
-    )
-
-
-def _halfcheetah_sac() -> Experiment:
-    return Experiment(
-        env=envs.gym("HalfCheetah-v5"),
-        algorithm=SAC(),
-        actors=Actors(envs=1),
-        evaluator=Evaluator(count=1, seconds=60, episodes=5),
-        steps=100_000,
-    )
-
-
-def _recall_r2d2() -> Experiment:
-    return Experiment(
-        env=envs.gym(Recall),
-        algorithm=R2D2(lr=1e-3, horizon=40, chunk=20, burn_in=0, memory="gru", samples_per_insert=2, warmup=4_000),
-        actors=Actors(envs=32),
-        evaluator=Evaluator(count=1, seconds=5, episodes=40),
-        steps=300_000,
-    )
-
-
-def _simple_spread_mappo() -> Experiment:
-    return Experiment(
-        env=envs.pettingzoo("mpe2.simple_spread_v3", state=True),
-        algorithm=MAPPO(lr=7e-4, horizon=50, epochs=8, minibatch=800, gamma=0.99, entropy=0.01),
-        actors=Actors(envs=32),
-        steps=1_000_000,
-    )
-
-
-def _simple_spread_qmix() -> Experiment:
-    return Experiment(
-        env=envs.pettingzoo("mpe2.simple_spread_v3", state=True),
-        algorithm=QMIX(lr=1e-3, horizon=25, chunk=5, minibatch=32, samples_per_insert=4, epsilon_steps=200_000),
-        actors=Actors(envs=16),
-        evaluator=Evaluator(count=1, seconds=20, episodes=40),
-        steps=1_000_000,
-    )
-
-
-def _pong_appo() -> Experiment:
-    algorithm = APPO(
-        lr=5e-4,
-        horizon=128,
-        epochs=3,
-        minibatch=256,
-        clip=0.1,
-        entropy=0.01,
-        anneal_steps=4_000_000,
-        max_staleness=1,
-        precision="auto",
-    )
-    return replace(_pong(), algorithm=algorithm)
-
-
-def _pong_impala() -> Experiment:
-    algorithm = IMPALA(lr=5e-4, horizon=32, minibatch=256, anneal_steps=4_000_000, max_staleness=1, precision="auto")
-    return replace(_pong(), algorithm=algorithm)
 
 
 def _hide_and_seek() -> Experiment:
@@ -284,21 +215,14 @@ RECIPES = {
     "cartpole": Recipe("balance a pole; half a minute", "", _cartpole),
     "cartpole-dqn": Recipe("the same by deep Q-learning from a replay buffer; a minute", "", _cartpole_dqn),
     "pendulum": Recipe("swing up a pendulum with continuous actions; a minute", "", _pendulum),
-    "pendulum-sac": Recipe("the same by soft actor-critic from a replay buffer; a minute", "", _pendulum_sac),
     "recall": Recipe("remember a cue: an LSTM where nothing else can help; a minute", "", _recall),
-    "recall-r2d2": Recipe("the same by recurrent Q-learning from a replay buffer; minutes", "", _recall_r2d2),
     "simple-spread": Recipe("three agents, one policy, cover three places; minutes", "multiagent", _simple_spread),
-    "simple-spread-mappo": Recipe("the same with a critic that sees everything", "multiagent", _simple_spread_mappo),
-    "simple-spread-qmix": Recipe("the same by values that are mixed", "multiagent", _simple_spread_qmix),
     "simple-tag": Recipe("predators and prey: two policies learn at once; minutes", "multiagent", _simple_tag),
     "tictactoe": Recipe("self-play against past versions; two minutes", "", _tictactoe),
     "connect-four": Recipe("the same on a larger board; ten minutes", "", _connect_four),
     "hide-and-seek": Recipe("two hiders, two seekers, boxes and a ramp; hours", "mujoco", _hide_and_seek),
     "halfcheetah": Recipe("MuJoCo: run fast; ten minutes", "mujoco", _halfcheetah),
-    "halfcheetah-sac": Recipe("the same by soft actor-critic, a thirtieth of the steps", "mujoco", _halfcheetah_sac),
     "pong": Recipe("Atari from pixels; an hour", "atari", _pong),
-    "pong-appo": Recipe("the same, corrected for the age of samples", "atari", _pong_appo),
-    "pong-impala": Recipe("the same in one pass over every sample", "atari", _pong_impala),
 }
 
 

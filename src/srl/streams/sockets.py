@@ -7,6 +7,7 @@ on another port.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -163,28 +164,19 @@ class ServerLink:
             self.close()
             self._endpoint = endpoint
             self.socket = connect(self.names.network, endpoint, self.max_bytes)
-            # What is tracked must not be copied, however small.
-            self.socket.copy_threshold = 0
         return self.socket is not None
 
     def heard(self) -> bool:
         """Whether the server has answered since it was last asked."""
         return self._heard >= self._asked
 
-    def send(self, header: Header, arrays: Any = (), *, track: bool = False) -> Any:
-        """Send without waiting; with ``track`` the arrays are not copied and the result says when they are free."""
+    def send(self, header: Header, arrays: Any = ()) -> None:
+        """Send without waiting."""
         if self.socket is None:
-            return None
-        message = encode(header, arrays, self.stream)
-        try:
-            if not track:
-                return self.socket.send_multipart(message, zmq.NOBLOCK)
-            more = [zmq.SNDMORE] * (len(message) - 1) + [0]
-            send = self.socket.send
-            sent = [send(f, zmq.NOBLOCK | m, copy=False, track=True) for f, m in zip(message, more, strict=True)]
-            return zmq.MessageTracker(*sent)
-        except zmq.Again:  # the bounded queue to a server that is away is full; what is lost is asked for again
-            return None
+            return
+        # The bounded queue to a server that is away may be full; what is lost is asked for again.
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart(encode(header, arrays, self.stream), zmq.NOBLOCK)
 
     def receive(self) -> Iterator[tuple[Header, Any]]:
         """What the server has sent, checked."""
