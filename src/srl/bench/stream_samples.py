@@ -18,6 +18,7 @@ What is timed, from the arrival of one block to the arrival of another many bloc
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,12 +50,12 @@ Times = tuple[float, float]
 
 
 def block_of(nbytes: int) -> BlockSpec:
-    """A block of PPO's fields with about ``nbytes`` bytes."""
+    """A block of PPO's fields with at least ``nbytes`` bytes, and not many more."""
     obs = ArraySpec((4, 84, 84), "|u1") if nbytes >= _LARGE else ArraySpec((32,), "<f4")
     scalars = {"action": "<i8", "log_prob": "<f4", "value": "<f4"}
     fields = {"obs": obs, **{name: ArraySpec((), dtype) for name, dtype in scalars.items()}, **STEP_FIELDS}
     row = sum(each.nbytes for each in fields.values())
-    return BlockSpec(fields, _STEPS - 1, max(1, round(nbytes / row / _STEPS)))
+    return BlockSpec(fields, _STEPS - 1, math.ceil(nbytes / row / _STEPS))
 
 
 def size_of(spec: BlockSpec) -> int:

@@ -163,11 +163,12 @@ class Doorbell:
 
     def ring(self) -> None:
         """Wake the waiter."""
-        # The pipe is full: the waiter has rings enough. It is not there: its owner is gone, and with it the run.
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        try:
             if self._write < 0:
                 self._write = self._open(os.O_WRONLY)
             os.write(self._write, b"!")
+        except (BlockingIOError, FileNotFoundError):
+            pass  # The pipe is full: there are rings enough. It is not there: its owner is gone, and with it the run.
 
     def clear(self) -> None:
         """Forget all rings so far. Call before looking at what the rings announce, not after."""

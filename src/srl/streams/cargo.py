@@ -55,11 +55,13 @@ class Cargo:
         self.sizes = sizes(slab.spec)
         self._small = [field for field in fields if field.shape[1] < LARGE]
         self._large = [field for field in fields if field.shape[1] >= LARGE]
+        self._parts: dict[int, list[Array]] = {}
         self._cuts = list(pairwise(np.cumsum([0, *(field.shape[1] for field in self._small)]).tolist()))
 
     def frames(self, block: int) -> list[Array]:
         """The frames of a block: small fields copied together, large ones where they are."""
-        together = [np.concatenate([field[block] for field in self._small])] if self._small else []
+        parts = self._parts.get(block) or self._parts.setdefault(block, [field[block] for field in self._small])
+        together = [np.concatenate(parts)] if parts else []
         return [*together, *self.large(block)]
 
     def large(self, block: int) -> list[Array]:

@@ -69,8 +69,11 @@ class SampleConsumer(Protocol):
     def grant(self, count: int, version: int) -> int:
         """Let producers start up to ``count`` blocks; the number really granted (free memory bounds it)."""
 
-    def take(self, count: int) -> list[Full] | None:
-        """The ``count`` oldest full blocks, or None while there are fewer."""
+    def take(self, count: int, wake: int = 0) -> list[Full] | None:
+        """The ``count`` oldest full blocks, or None while there are fewer.
+
+        Who gets None is not woken before there are ``count``, or ``wake`` if that is more.
+        """
 
     def release(self, blocks: Sequence[Full]) -> None:
         """These blocks may be written again."""

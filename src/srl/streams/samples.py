@@ -16,8 +16,9 @@ epoch had not committed; a new consumer finds every block's state on the board. 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ import numpy as np
 from srl.core.errors import StreamClosed, StreamError
 from srl.core.memory import Doorbell, Segment
 from srl.core.slab import BlockSpec, Layout, Slab
+from srl.core.specs import Array
 from srl.core.worker import State
 from srl.streams.protocols import Full, Grant
 
@@ -52,6 +54,7 @@ class SampleBoard:
         producers, ring = self.producers, 2 * self.most
         integers: dict[str, tuple[int, ...]] = {
             "closed": (1,),
+            "wake": (1,),  # commits of all producers together from which on they ring, written by the consumer
             "epoch": (producers,),  # written by the producer: how often it has come and gone
             "present": (producers,),
             "grants": (producers, ring, 3),  # (block, epoch, version), written by the consumer
@@ -68,7 +71,8 @@ class SampleBoard:
 
     def _map(self) -> None:
         views = self._layout().views(self.segment)
-        self.closed, self.epoch, self.present = views["closed"], views["epoch"], views["present"]
+        self.closed, self.wake = views["closed"], views["wake"]
+        self.epoch, self.present = views["epoch"], views["present"]
         self.grants, self.granted, self.accepted = views["grants"], views["granted"], views["accepted"]
         self.fulls, self.committed, self.collected = views["fulls"], views["committed"], views["collected"]
         self.state, self.owner, self.owner_epoch = views["state"], views["owner"], views["owner_epoch"]
@@ -99,6 +103,10 @@ class BoardProducer:
         self.slab = board.slab
         self._sequence = 0
         self._open: set[int] = set()
+        # Single integers are read and written in half the time where numpy has no part in it.
+        self._closed, self._wake, self._epochs = board.closed.data, board.wake.data, board.epoch.data
+        self._granted, self._accepted, self._committed = board.granted.data, board.accepted.data, board.committed.data
+        self._grants, self._fulls = board.grants[index].data, board.fulls[index].data
         board.accepted[index] = board.granted[index]
         board.epoch[index] += 1
         board.present[index] = 1
@@ -107,11 +115,12 @@ class BoardProducer:
 
     def acquire(self) -> Grant | None:
         """See :class:`~srl.streams.protocols.SampleProducer`."""
-        board, me = self.board, self.index
+        me = self.index
         self._check()
-        while board.accepted[me] < board.granted[me]:
-            block, epoch, version = board.grants[me, board.accepted[me] % board.ring].tolist()
-            board.accepted[me] += 1
+        while (accepted := self._accepted[me]) < self._granted[me]:
+            place = accepted % self.board.ring
+            block, epoch, version = self._grants[place, 0], self._grants[place, 1], self._grants[place, 2]
+            self._accepted[me] = accepted + 1
             if epoch == self._epoch:
                 self._open.add(block)
                 return Grant(block, version)
@@ -119,21 +128,23 @@ class BoardProducer:
 
     def commit(self, block: int, sequence: int | None = None) -> None:
         """See :class:`~srl.streams.protocols.SampleProducer`; who numbers blocks itself gives their ``sequence``."""
-        board, me = self.board, self.index
+        me, fulls, committed = self.index, self._fulls, self._committed
         self._check()
         if block not in self._open:
             raise StreamError(f"block {block} was not granted to producer {me}")
         self._open.remove(block)
         number = self._sequence if sequence is None else sequence
-        board.fulls[me, board.committed[me] % board.ring] = (block, self.incarnation, number)
+        place = committed[me] % self.board.ring
+        fulls[place, 0], fulls[place, 1], fulls[place, 2] = block, self.incarnation, number
         self._sequence = number + 1
-        board.committed[me] += 1
-        board.consumer_bell.ring()
+        committed[me] += 1
+        if sum(committed) >= self._wake[0]:
+            self.board.consumer_bell.ring()
 
     def _check(self) -> None:
-        if self.board.closed[0]:
+        if self._closed[0]:
             raise StreamClosed("the consumer has closed the sample stream")
-        if self.board.epoch[self.index] != self._epoch:
+        if self._epochs[self.index] != self._epoch:
             raise StreamClosed(f"another worker has taken the place of producer {self.index}")
 
     def pollable(self) -> Any:
@@ -152,28 +163,22 @@ class BoardProducer:
 class _Free:
     """Free blocks. Who had one before gets it again: what it has mapped of the slab stays small."""
 
-    def __init__(self, blocks: list[tuple[int, int]]) -> None:
-        """``blocks`` are pairs of a block and its last owner."""
+    def __init__(self, blocks: Array, owners: Array) -> None:
+        """``owners`` had these blocks last. A replay has many thousands, of which few are ever asked for."""
         self.count = len(blocks)
-        self._order = deque(block for block, _ in blocks)
-        self._by_owner: dict[int, list[int]] = {}
-        for block, owner in blocks:
-            self._by_owner.setdefault(owner, []).append(block)
+        self._blocks, self._owners = blocks, owners
+        self._all = iter(blocks)
+        self._by_owner: dict[int, Iterator[Any]] = {}
         self._gone: set[int] = set()
 
     def take(self, producer: int) -> int:
         """One for ``producer``."""
         self.count -= 1
-        own = self._by_owner.get(producer, [])
-        while own:
-            block = own.pop()
-            if block not in self._gone:
-                self._gone.add(block)
-                return block
-        while (block := self._order.popleft()) in self._gone:
-            pass
+        if producer not in self._by_owner:
+            self._by_owner[producer] = iter(self._blocks[self._owners == producer][::-1])
+        block = next(each for each in chain(self._by_owner[producer], self._all) if each not in self._gone)
         self._gone.add(block)
-        return block
+        return int(block)
 
 
 class BoardConsumer:
@@ -184,7 +189,7 @@ class BoardConsumer:
         self.reclaimed = 0
         self._ready: deque[Full] = deque()
         self._epochs: list[int] = []  # when it was last looked for blocks whose producer is gone
-        board.closed[0] = 0
+        board.closed[0] = board.wake[0] = 0
         # What an earlier consumer held or had collected is not trained again: its outcome is unknown.
         board.state[(board.state == HELD) | (board.state == FULL)] = FREE
         for block in np.flatnonzero(board.state == OFFERED).tolist():  # it died in the middle of granting this one
@@ -196,17 +201,15 @@ class BoardConsumer:
         """See :class:`~srl.streams.protocols.SampleConsumer`; next is who fills fewest blocks, then who got fewest."""
         board = self.board
         self._collect()
-        states, last = board.state.tolist(), board.owner.tolist()
         epochs = board.epoch.tolist()  # read before `present`: who leaves meanwhile gets a grant of a past epoch
         present = board.present.tolist()
-        filling = [0] * board.producers
-        for owner, state in zip(last, states, strict=True):
-            filling[owner] += state == GRANTED
+        filling = np.bincount(board.owner[board.state == GRANTED], minlength=board.producers).tolist()
         share = self._share(present, epochs)
         granted = board.granted.tolist()
         heap = [(n, granted[each], each) for each, n in enumerate(filling) if present[each] and n < share]
         heapify(heap)
-        free = _Free([(block, last[block]) for block, state in enumerate(states) if state == FREE])
+        blocks = np.flatnonzero(board.state == FREE)
+        free = _Free(blocks, board.owner[blocks])
         given: list[int] = []
         while heap and free.count and len(given) < count:
             fills, got, producer = heappop(heap)
@@ -224,10 +227,12 @@ class BoardConsumer:
         expected = sum(1 for here, epoch in zip(present, epochs, strict=True) if here or not epoch)
         return min(max(_AHEAD, -(-board.slab.blocks // max(expected, 1))), board.most)
 
-    def take(self, count: int) -> list[Full] | None:
+    def take(self, count: int, wake: int = 0) -> list[Full] | None:
         """See :class:`~srl.streams.protocols.SampleConsumer`."""
         self._collect()
         if len(self._ready) < count:
+            # Who commits meanwhile still rings as it was agreed before: no ring is missed.
+            self.board.wake[0] = sum(self.board.collected.tolist()) + max(wake, count) - len(self._ready)
             return None
         taken = [self._ready.popleft() for _ in range(count)]
         for full in taken:

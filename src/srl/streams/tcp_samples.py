@@ -40,6 +40,7 @@ _LINGER = 1000
 """Milliseconds a producer that leaves goes on sending what it has committed."""
 _PROBE = 1.0
 """Seconds between two messages at least: sending is how it is found out that a producer is away."""
+_MORE, _LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
 _GONE = 3.0
 """Seconds a producer may be away before others get the blocks that were granted to it."""
 STAGING = 3
@@ -129,10 +130,10 @@ class TcpConsumer(BoardConsumer):
         self.duplicates = 0
         self._server.start()
 
-    def take(self, count: int) -> list[Full] | None:
+    def take(self, count: int, wake: int = 0) -> list[Full] | None:
         """See :class:`~srl.streams.protocols.SampleConsumer`."""
         self._server.check()
-        return super().take(count)
+        return super().take(count, wake)
 
     def grant(self, count: int, version: int) -> int:
         """See :class:`~srl.streams.protocols.SampleConsumer`."""
@@ -243,6 +244,8 @@ class TcpProducer:
         self._leaving: deque[tuple[int, int]] = deque()
         self._sent, self._credit, self._version = 0, 0, -1
         self._closed = False
+        self._known: tuple[zmq.Socket[bytes] | None, bool] = None, False
+        """A connection, and whether it leads to another host."""
 
     def acquire(self) -> Grant | None:
         """See :class:`~srl.streams.protocols.SampleProducer`."""
@@ -282,10 +285,9 @@ class TcpProducer:
         if socket is None:
             return False
         try:
-            socket.send(encode(header, stream=self._link.stream)[0], zmq.NOBLOCK | zmq.SNDMORE)
+            socket.send(encode(header, stream=self._link.stream)[0], _MORE)
             for left, frame in zip(range(len(frames) - 1, -1, -1), frames, strict=True):
-                flags = zmq.NOBLOCK | (zmq.SNDMORE if left else 0)
-                socket.send(frame, flags, copy=not isinstance(frame, zmq.Frame))
+                socket.send(frame, _MORE if left else _LAST, copy=not isinstance(frame, zmq.Frame))
         except zmq.Again:  # the bounded queue to a server that is away is full
             return False
         return True
@@ -320,7 +322,9 @@ class TcpProducer:
 
     def _abroad(self) -> bool:
         """Whether the consumer is on another host, and compressed blocks can be made here."""
-        if self._link.socket is None or codec() is None:
-            return False
-        there = self._link.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        return not there.startswith((f"tcp://{LOOPBACK}:", f"tcp://{self._network.address}:"))
+        socket = self._link.socket
+        if socket is not self._known[0]:
+            there = socket.getsockopt_string(zmq.LAST_ENDPOINT) if socket is not None and codec() is not None else ""
+            near = (f"tcp://{LOOPBACK}:", f"tcp://{self._network.address}:")
+            self._known = socket, bool(there) and not there.startswith(near)
+        return self._known[1]

@@ -107,7 +107,7 @@ class BatchSource:
     def _collect(self) -> bool:
         """Take full blocks until there are enough for a batch; whether there are."""
         with self.lock:
-            while len(self._fresh) < self.count and (found := self.consumer.take(1)) is not None:
+            while (missing := self.count - len(self._fresh)) > 0 and (found := self.consumer.take(1, missing)):
                 self.held += 1
                 if self.stale(found[0].block):
                     self._drop(found)

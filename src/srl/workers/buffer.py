@@ -12,6 +12,7 @@ trainer's own admission on to the actors and blocks, relabelled, to the trainer.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -177,8 +178,8 @@ class ReplayBuffer(BufferWorker):
         coming = sum(self.consumer.levels())
         room = self.consumer.slab.blocks - len(self.held) - coming
         if self.replay.samples_per_insert:
-            while room > 0 and self.owed(blocks=coming + room) > self.slack:
-                room -= 1
+            bearable = (self.slack - self.owed(coming)) / (self.replay.samples_per_insert * self.block_steps)
+            room = min(room, math.floor(bearable))
         if room > 0:
             self.consumer.grant(room, 0)
         self.metrics.gauges.update({"replay/steps": float(self.inserted), "replay/owed": self.owed()})
