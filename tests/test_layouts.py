@@ -14,6 +14,7 @@ import pytest
 import srl
 from srl.experiment import wire
 from srl.launch.local import LocalLauncher
+from srl.launch.places import berths, squeezed
 from srl.plan import check
 from srl.recipes import recipe
 
@@ -159,3 +160,16 @@ def test_a_step_of_the_slow_path_does_not_import_sympy():
         "assert 'sympy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_run_that_is_alone_on_its_machine_takes_no_more_cores_than_there_are(tmp_path):
+    """It would wait for ever: `--on ray` starts a cluster of this machine alone, to which nobody adds a host."""
+    x = replace(recipe("cartpole"), actors=srl.Actors(count=5, envs=10), evaluator=srl.Evaluator(count=1))
+    nodes = wire(x, check(x), tmp_path, None)
+    found = berths(x, nodes, [{"CPU": 2.0}])
+    assert sum(each.resources["CPU"] for each in found) == 7
+    fitting = squeezed(found, 2)
+    assert 1.9 < sum(each.resources["CPU"] for each in fitting) <= 2
+    assert all(each.resources["CPU"] > 0 for each in fitting)
+    assert [each.nodes for each in fitting] == [each.nodes for each in found]
+    assert squeezed(found, 8) == found

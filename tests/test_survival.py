@@ -114,7 +114,7 @@ class Killer:
         return now if max(self.learned, default=self.enough - 1) >= self.enough else None
 
 
-def survive(x, run_dir, victims, enough, seconds=150):
+def survive(x, run_dir, victims, enough, seconds=240):
     """Run ``x`` while killing, until an evaluation afterwards gives ``enough``, after checking what was trained."""
     from srl import config
 
@@ -146,7 +146,7 @@ def test_killed_actors_policies_trainer_and_evaluator_do_not_keep_ppo_from_learn
         trainer=srl.Trainer(checkpoint_seconds=0.5),
         evaluator=srl.Evaluator(count=1, seconds=0.5),
         transport=transport,
-        steps=2_000_000,
+        steps=10**9,
     )
     victims = ["actor-0", "policy-default-0", "trainer-default", "evaluator"] * 2 + ["actor-1", "policy-default-0"]
     survive(x, tmp_path / "run", victims, enough=475)
@@ -164,7 +164,7 @@ def test_killed_trainers_are_replaced_and_the_others_lose_nothing(tmp_path, tran
         trainer=srl.Trainer(count=2, checkpoint_seconds=1000.0),  # so nothing can come from a checkpoint
         evaluator=srl.Evaluator(count=1, seconds=0.5),
         transport=transport,
-        steps=2_000_000,
+        steps=10**9,
     )
     victims = ["trainer-default-1", "trainer-default", "actor-1", "trainer-default-1", "trainer-default"]
     survive(x, tmp_path / "run", victims, enough=475)

@@ -164,6 +164,7 @@ def test_two_trainers_learn_and_go_on_when_resumed(name, changes, enough, tmp_pa
         trainer=srl.Trainer(count=2),
         evaluator=srl.Evaluator(count=1, seconds=1.0),
         until=f"return>={enough}",  # an untrained one gets 10 to 20
+        steps=10**8,  # the evaluator decides, however busy the machine is
     )
     result = x.run(tmp_path / "run", quiet=True)
     assert evaluate(tmp_path / "run", tag="best").return_mean >= 0.8 * enough

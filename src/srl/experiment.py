@@ -257,6 +257,7 @@ def wire(
             routes[i].append(Route(name, plan.agents, inference, sink))
 
     acting = {"env": x.env, "copies": x.actors.envs, "ring": x.actors.ring, "seed": x.seed}
+    acting["niceness"] = 10 if threads > 1 else 0  # a trainer's threads wait for each other, actors for nobody (ADR 11)
     actors = []
     for i, each in enumerate(routes):
         numbered = {"index": i // len(ranks), "routes": each}

@@ -110,6 +110,8 @@ class Worker(ABC):
     """One node of the graph."""
 
     kind: ClassVar[str]
+    niceness: int = 0
+    """How far it stands back for other workers that want the same processor, where it has a process of its own."""
 
     def __init__(self, name: str) -> None:
         self.name = name

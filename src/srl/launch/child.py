@@ -130,6 +130,7 @@ def worker_main(
     try:
         worker: Worker = pickle.loads(payload).build()  # made by the controller for its own child
         worker.ending, worker.incarnation, worker.restarted = link.ending, incarnation, restarted
+        os.nice(worker.niceness)  # of this thread and those that it starts
         worker.start()
         link.worker = started = worker
         link.report("ready")

@@ -10,11 +10,12 @@ which by its own settings waits for most of a minute, and as long as it waits no
 
 from __future__ import annotations
 
+import math
 import random
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,21 +47,30 @@ class Berth:
 
 
 def berths(x: Experiment, nodes: Sequence[Node], hosts: Sequence[dict[str, float]]) -> list[Berth]:
-    """The sites of a run: actors in packs, everybody else alone."""
+    """The sites of a run: actors in packs, everybody else by itself."""
     groups: dict[str, Any] = {"actor": x.actors, "policy": x.policies, "trainer": x.trainer, "peer": x.trainer}
     found = []
     actors = [node for node in nodes if node.worker.kind == "actor"]
     smallest = min((host.get("CPU", 0.0) for host in hosts if host.get("CPU")), default=1.0)
     pack = max(1, min(int(smallest / x.actors.cpus) if x.actors.cpus else len(actors), -(-len(actors) // len(hosts))))
     packs = [tuple(actors[start : start + pack]) for start in range(0, len(actors), pack)]
-    alone = [(node,) for node in nodes if node.worker.kind != "actor"]
-    for held in [*alone, *packs]:
+    others = [(node,) for node in nodes if node.worker.kind != "actor"]
+    for held in [*others, *packs]:
         group = groups.get(held[0].worker.kind)
         resources = {"CPU": group.cpus * len(held) if group is not None else 1.0}
         if group is not None and group.gpus:
             resources["GPU"] = group.gpus * len(held)
         found.append(Berth(held, resources, _labels(group.on) if group is not None else {}))
     return found
+
+
+def squeezed(found: Sequence[Berth], cores: float) -> list[Berth]:
+    """The same sites on one machine to which nothing will be added: workers share its cores, however many they are."""
+    wanted = sum(berth.resources["CPU"] for berth in found)
+    if wanted <= cores:
+        return list(found)
+    shares = [math.floor(1e3 * berth.resources["CPU"] * cores / wanted) / 1e3 for berth in found]
+    return [replace(each, resources={**each.resources, "CPU": cpus}) for each, cpus in zip(found, shares, strict=True)]
 
 
 def _labels(text: str) -> dict[str, str]:

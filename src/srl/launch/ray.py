@@ -19,7 +19,7 @@ from typing import Any
 from srl.core.errors import ConfigError
 from srl.experiment import Experiment, Node
 from srl.launch.controller import Child, Controller
-from srl.launch.places import Place, Places, berths, line
+from srl.launch.places import Place, Places, berths, line, squeezed
 from srl.launch.site import Lines, RemoteLine
 from srl.services.network import Keys, Network
 from srl.streams.hub import Hub
@@ -149,6 +149,8 @@ class RayLauncher(Controller):
         self.ray, self.lines = hosts.ray, hosts.lines
         self.numbers = {node.name: number for number, node in enumerate(self.nodes)}
         wanted = berths(experiment, self.nodes, hosts.resources())
+        if hosts.alone:
+            wanted = squeezed(wanted, hosts.cores())
         trainers = [node for node in self.nodes if node.worker.kind == "trainer"]
         relayed = [] if hosts.alone else [node.arguments["parameters"] for node in trainers]
         sites = hosts.names, hosts.lines.endpoint, hosts.keys, relayed

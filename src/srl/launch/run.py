@@ -85,10 +85,12 @@ def run(
     display: Callable[[str, int], Sink] | None = None,
     seconds: float = float("inf"),
     sinks: Sequence[Sink] = (),
+    every: float = 1.0,
 ) -> Result:
     """Run ``x`` in the folder ``out`` (made up if None), for ``seconds`` at most.
 
     ``display`` makes a sink that shows progress, from a title and the number of steps; ``sinks`` get every row too.
+    There is a row of metrics ``every`` so many seconds.
     """
     policies = seats(x)
     plans = planned(x, policies)
@@ -124,7 +126,7 @@ def run(
         writers: list[Sink] = [JsonLines(run_dir), TensorBoard(run_dir), *sinks]
         if display is not None:
             writers.append(display(f"{title(x)}  →  {run_dir}", x.steps))
-        monitor = Monitor(writers, elapsed=elapsed, steps=first, opponents=tuple(x.opponents))
+        monitor = Monitor(writers, every=every, elapsed=elapsed, steps=first, opponents=tuple(x.opponents))
         if chosen:
             monitor.say(chosen)
         feed = monitor.feed if evaluated(x) else BestTag(run_dir, plans, monitor).feed

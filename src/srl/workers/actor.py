@@ -180,9 +180,18 @@ class ActorWorker(Worker):
     kind = "actor"
 
     def __init__(
-        self, name: str, index: int, env: EnvConfig, copies: int, ring: int, routes: Sequence[Route], seed: int
+        self,
+        name: str,
+        index: int,
+        env: EnvConfig,
+        copies: int,
+        ring: int,
+        routes: Sequence[Route],
+        seed: int,
+        niceness: int = 0,
     ) -> None:
         super().__init__(name)
+        self.niceness = niceness
         self.index, self.env, self.copies, self.ring = index, env, copies, ring
         self.routes, self.seed = routes, seed
         self.slots: list[Slot] = []

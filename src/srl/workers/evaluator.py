@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import operator
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -77,6 +76,7 @@ class EvalWorker(Worker):
     """Evaluates one version after the other."""
 
     kind = "evaluator"
+    niceness = 5  # training comes first, but where cores are many times taken 15 is as good as never
 
     def __init__(
         self,
@@ -114,7 +114,6 @@ class EvalWorker(Worker):
             import torch
 
             torch.set_num_threads(1)
-            os.nice(5)  # training comes first
 
     def poll(self, timeout: float) -> Progress:
         """See :class:`Worker`: some steps of play, if there is a version that was not evaluated yet."""
