@@ -369,3 +369,15 @@ def test_environment_with_something_unknown_inside_cannot_be_saved():
     env.reset(seed=1)
     env.connection = object()
     assert snapshot(env) is None
+
+
+def test_a_package_that_registers_only_when_asked_is_asked(tmp_path, monkeypatch):
+    (tmp_path / "shy_games.py").write_text(
+        "import gymnasium\n"
+        "def register_envs():\n"
+        "    gymnasium.register('Shy/Pole-v0', 'gymnasium.envs.classic_control.cartpole:CartPoleEnv')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    env = envs.gym("shy_games:Shy/Pole-v0").make(2)
+    assert env.spaces(env.agents[0]).action == gymnasium.spaces.Discrete(2)
+    del gymnasium.registry["Shy/Pole-v0"]

@@ -69,10 +69,14 @@ def custom_metrics(output):
     assert 0 < float(found[1]) < 0.5 and float(found[2]) > 1
 
 
+def minigrid_room(output):
+    assert float(re.search(r"^return ([\d.]+), best", output, re.MULTILINE)[1]) > 0.9
+
+
 CHECKS = (quickstart, own_environment, remote_inference, evaluate_checkpoint, own_network, own_algorithm, relabel)
-CHECKS += (multi_agent, self_play, curriculum, custom_metrics)
+CHECKS += (multi_agent, self_play, curriculum, custom_metrics, minigrid_room)
 CLAIMS = {check.__name__: check for check in CHECKS}
-NEEDS = {"multi_agent": "mpe2", "self_play": "pettingzoo"}
+NEEDS = {"multi_agent": "mpe2", "self_play": "pettingzoo", "minigrid_room": "minigrid"}
 LONGER = {"own_algorithm": 120}
 """A whole algorithm takes more than forty lines."""
 

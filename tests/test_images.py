@@ -141,3 +141,21 @@ def test_a_network_for_images_can_be_exported():
     network, x = NatureCNN((4, 84, 84)), torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
     traced = torch.export.export(network, (x,), strict=True)  # as srl.export does
     torch.testing.assert_close(traced.module()(x), network(x))
+
+
+@pytest.mark.parametrize("shape", [(4, 84, 84), (3, 39, 53)])
+def test_channels_may_come_last(shape):
+    first, last = NatureCNN(shape), NatureCNN((*shape[1:], shape[0]))
+    last.load_state_dict(first.state_dict())
+    images = game(5, shape)
+    torch.testing.assert_close(last(images.movedim(1, -1).contiguous()), first(images))
+
+
+def test_small_images_are_vectors():
+    from gymnasium import spaces
+
+    from srl.policies.networks import Encoder
+
+    encoder = Encoder(spaces.Box(0, 255, (7, 7, 3), "uint8"), (8,), "tanh", normalize=False, twins=False)
+    assert not encoder.images
+    assert encoder({"obs": torch.ones(2, 7, 7, 3, dtype=torch.uint8)}).shape == (2, 8)

@@ -23,6 +23,8 @@ EXTRAS = {
     "mujoco": "mujoco",
     "pettingzoo": "multiagent",
     "mpe2": "multiagent",
+    "envpool": "envpool",
+    "jaxmarl": "jaxmarl",
     "ray": "ray",
     "imageio": "video",
     "imageio-ffmpeg": "video",

@@ -114,7 +114,7 @@ def _experiment(arguments: Sequence[str]) -> tuple[Any, Any]:
     if named is not None:
         base = recipe(named)
     else:
-        base = Experiment(envs.gym(env or "CartPole-v1"), _algorithm(algorithm or "ppo"))
+        base = Experiment(envs.named(env or "CartPole-v1"), _algorithm(algorithm or "ppo"))
     chosen = next(iter(base.algorithms.values()))
     alone = len(base.algorithms) == 1  # several algorithms are declared in Python
     groups: list[tuple[str, Any]] = [("actors", Actors), ("policies", Policies), ("trainer", Trainer)]

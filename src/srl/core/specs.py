@@ -44,10 +44,18 @@ class ArraySpec:
 
 Spec = Mapping[str, ArraySpec]
 
+_LEAST_SIDE = 36
+"""Pixels on each side that the convolutions need."""
+
 
 def is_image(leaf: ArraySpec) -> bool:
-    """Whether a field holds images: bytes in three dimensions."""
-    return leaf.dtype == "|u1" and len(leaf.shape) == 3
+    """Whether a field holds images: bytes in three dimensions, at least 36 by 36 pixels. Smaller ones are vectors."""
+    return leaf.dtype == "|u1" and len(leaf.shape) == 3 and sorted(leaf.shape)[1] >= _LEAST_SIDE
+
+
+def channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether an image's channels are its last dimension instead of its first: there are fewer of them than pixels."""
+    return shape[-1] < shape[0]
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,10 @@ def spec_of(name: str, space: gymnasium.Space[Any]) -> dict[str, ArraySpec]:
     for path, leaf, _ in leaves(name, space):
         shape, dtype = leaf.shape, leaf.dtype
         if shape is None or dtype is None:
-            raise ConfigError(f"{path}: a {type(leaf).__name__} space has no fixed shape and cannot be put in a block")
+            raise ConfigError(
+                f"{path}: a {type(leaf).__name__} space has no fixed shape and cannot be put in a block; wrap the "
+                "environment in one without it (such as gymnasium.wrappers.FilterObservation)"
+            )
         found[path] = ArraySpec(tuple(shape), np.dtype(dtype).str)
     return found
 

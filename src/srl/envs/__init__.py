@@ -8,23 +8,38 @@ from srl.core.errors import ConfigError
 from srl.envs.base import EnvConfig, Environment, Observed, StepViews
 from srl.envs.gym import Gym, callable_from, gym
 from srl.envs.hide_and_seek import HideAndSeek, hide_and_seek
+from srl.envs.jaxmarl import JaxMarl, jaxmarl
 from srl.envs.pettingzoo import PettingZoo, pettingzoo
+from srl.envs.pool import PREFIX, EnvPool, envpool
+from srl.envs.spread import Spread, spread
 
 __all__ = [
     "EnvConfig",
+    "EnvPool",
     "Environment",
     "Gym",
     "HideAndSeek",
+    "JaxMarl",
     "Observed",
     "PettingZoo",
+    "Spread",
     "StepViews",
+    "envpool",
     "from_json",
     "gym",
     "hide_and_seek",
+    "jaxmarl",
+    "named",
     "pettingzoo",
+    "spread",
 ]
 
 _KINDS: dict[str, type[Gym] | type[PettingZoo]] = {"gym": Gym, "pettingzoo": PettingZoo}
+
+
+def named(text: str) -> EnvConfig:
+    """The environment that a text stands for: ``envpool:ID``, or any Gymnasium id."""
+    return envpool(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else gym(text)
 
 
 def from_json(config: dict[str, Any]) -> EnvConfig:

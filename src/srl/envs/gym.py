@@ -129,7 +129,9 @@ def _spec(name: str) -> EnvSpec:
         _register_atari()
     module, _, bare = name.rpartition(":")
     if module:
-        importlib.import_module(module)
+        imported = importlib.import_module(module)
+        if bare not in gymnasium.registry and hasattr(imported, "register_envs"):  # some register only when asked to
+            imported.register_envs()
     spec = gymnasium.spec(bare)
     if "mujoco" in str(spec.entry_point):
         _quiet_mujoco()

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from srl.core.errors import ConfigError
-from srl.core.specs import choices_of, is_image, leaves, spec_of
+from srl.core.specs import channels_last, choices_of, is_image, leaves, spec_of
 from srl.policies.images import convolved, interleaved
 
 if TYPE_CHECKING:
@@ -79,12 +78,13 @@ class RunningNorm(nn.Module):
 
 
 class NatureCNN(nn.Module):
-    """The convolutions of Mnih et al. (2015) for images ``[rows, channels, height, width]`` of bytes."""
+    """The convolutions of Mnih et al. (2015) for images of bytes, with channels first or last."""
 
     def __init__(self, shape: tuple[int, ...], features: int = 512) -> None:
         super().__init__()
-        if len(shape) != 3 or min(shape[1:]) < 36:
-            raise ConfigError(f"an image observation must be [channels, ≥36, ≥36], got {list(shape)}")
+        self.last = channels_last(shape)
+        if self.last:
+            shape = (shape[2], *shape[:2])
         self.first = _orthogonal(nn.Conv2d(shape[0], 32, 8, 4))
         self.convolutions = nn.Sequential(
             nn.ReLU(),
@@ -103,6 +103,8 @@ class NatureCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[rows, features]``."""
+        if self.last:
+            x = x.movedim(-1, 1).contiguous()
         convolutions = [self.first, *(each for each in self.convolutions if isinstance(each, nn.Conv2d))]
         flat = convolved(x, convolutions)
         if flat is not None:
