@@ -99,4 +99,4 @@ def test_interrupted_run_resumes_where_it_was(srl_command, trained_some, tmp_pat
     assert (code, err) == (0, "")
     now = saved(run_dir)
     assert now["version"] > was["version"]
-    assert was["steps"] + 5000 <= now["steps"] < was["steps"] + 20_000
+    assert was["steps"] + 5000 <= now["steps"] < was["steps"] + 5000 + 64 * 64  # an update's steps

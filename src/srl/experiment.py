@@ -382,6 +382,7 @@ def trainer_plan(x: Experiment, plan: Plan, plans: Sequence[Plan], threads: int,
         past_every=(x.trainer.past_every or 20) if watched else x.trainer.past_every,
         nonfinite=x.trainer.nonfinite,
         foreign=foreign,
+        alone=sum(not each.opponent for each in plans) == 1,
     )
 
 

@@ -38,6 +38,8 @@ _PATIENCE = 1.0
 """Seconds an update may still take once the run is ending; then it is abandoned."""
 _TURN = 0.0005
 """Seconds until the thread that prepares batches lets the one that trains go on; Python's own are ten times that."""
+_UNTIL_TOLD = 0.01
+"""Seconds between two looks of a trainer that is done at whether the run has ended."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class TrainerPlan:
     """Whether samples of other policies come too: versions of those say nothing about how stale a sample is."""
     nonfinite: str = "stop"
     """What to do about an update that gives NaN or Inf: stop the run, or skip the batch."""
+    alone: bool = True
+    """Whether no other policy is trained, so that it need not go on for others once it is done."""
 
 
 class TrainerWorker(Worker):
@@ -151,7 +155,7 @@ class TrainerWorker(Worker):
         self._admit()
 
     def poll(self, timeout: float) -> Progress:
-        """See :class:`Worker`: one update, if there is a batch. Who is done goes on: others may still need it."""
+        """See :class:`Worker`: one update, if there is a batch. Who is done goes on if other policies are not."""
         try:
             return self._poll(timeout)
         except PeersLost:
@@ -166,6 +170,9 @@ class TrainerWorker(Worker):
             return Progress()
         if self._past_due:
             self._tag_past()
+        if self.plan.alone and self.steps >= self.plan.steps:
+            time.sleep(min(timeout, _UNTIL_TOLD))
+            return Progress(done=True)
         self._admit()
         self._batch = self._batch or self.source.get(timeout)
         if self._batch is None:
