@@ -1,6 +1,6 @@
 """How old may samples be? Learning against ``max_staleness``, with and without correction.
 
-python benchmarks/staleness.py [--seeds 3] [--env CartPole-v1] [--steps 150000] [--json FILE]
+python benchmarks/staleness.py [--seeds 3] [--env CartPole-v1] [--steps 300000] [--json FILE]
 
 One run each for max_staleness 0, 1, 4 and 16 and each correction of APPO (none is PPO), with several seeds. Actors are
 faster than the trainer and the slab has room for all that the bound allows, so samples really are that old: the mean
@@ -29,9 +29,9 @@ POINTS = 40
 
 
 def experiment(env: str, bound: int, correction: str, seed: int, steps: int) -> srl.Experiment:
-    """One run. Many passes over small batches: it is training that takes the time, not acting."""
+    """One run. Eight passes over small minibatches: it is training that takes the time, not acting."""
     algorithm = srl.APPO(
-        lr=1e-3, horizon=32, epochs=4, minibatch=256, max_staleness=bound, correction=correction, hidden=(64, 64)
+        lr=3e-4, horizon=32, epochs=8, minibatch=128, max_staleness=bound, correction=correction, hidden=(64, 64)
     )
     return srl.Experiment(
         envs.gym(env),
@@ -46,7 +46,7 @@ def experiment(env: str, bound: int, correction: str, seed: int, steps: int) -> 
 def one(x: srl.Experiment) -> dict[str, object]:
     """The returns of a run along its steps, and how old its samples were."""
     with TemporaryDirectory(prefix="srl-staleness-") as folder:
-        run(x, Path(folder) / "run")
+        run(x, Path(folder) / "run", every=0.1)
         rows = [row for row in read_metrics(Path(folder) / "run") if row.get("return_mean") is not None]
     steps, returns = (np.array([row[name] for row in rows]) for name in ("steps", "return_mean"))
     at = np.linspace(0, x.steps, POINTS + 1)[1:]
@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--steps", type=int, default=150_000)
+    parser.add_argument("--steps", type=int, default=300_000)
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "staleness.json")
     given = parser.parse_args()
     about = {"env": given.env, "steps": given.steps}

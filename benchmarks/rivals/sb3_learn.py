@@ -7,6 +7,7 @@ Its own hyper-parameters, but for those given. FILE gets the returns of training
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 
@@ -35,7 +36,11 @@ class Curve(BaseCallback):
 
 def main() -> None:
     name, env, steps, seed, path, *more = sys.argv[1:]
-    torch.set_num_threads(2)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    if env.startswith("MinAtar"):
+        from minatar.gym import register_envs
+
+        register_envs()
     curve, begin = Curve(), time.time()
     model = {"sac": SAC, "dqn": DQN}[name](
         "MlpPolicy", Monitor(gymnasium.make(env)), seed=int(seed), device="cpu", **json.loads(more[0] if more else "{}")

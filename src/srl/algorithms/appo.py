@@ -43,7 +43,7 @@ class APPO(PPO):
     """How many versions old samples may be when trained on. 0: synchronous, 1: collect while training."""
     epochs: int = 2
     """Passes over each batch."""
-    correction: str = "decoupled"
+    correction: str = "vtrace"
     """vtrace: believe values as far as the actions are still likely. decoupled: and weigh samples. none: be PPO."""
     rho: float = 1.0
     """How much likelier than it was an action may count for in what is believed of its step."""

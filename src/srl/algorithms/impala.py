@@ -20,6 +20,8 @@ class IMPALA(APPO):
 
     horizon: int = 20
     """Steps in a block: what an actor collects before handing over."""
+    correction: str = "decoupled"
+    """vtrace: believe values as far as the actions are still likely. decoupled: and weigh samples. none: be PPO."""
     epochs: int = 1
     """Passes over each batch."""
     lam: float = 1.0

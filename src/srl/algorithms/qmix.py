@@ -50,6 +50,9 @@ class QMIX(R2D2):
     """Learn sign(v) (sqrt(|v| + 1) - 1) instead of a value v: large ones then differ less."""
     embed: int = 32
     """Width of the mixer's hidden layer."""
+    normalize_reward: bool = False
+    """Shift and scale rewards to mean 0 and variance 1. For long or endless episodes: where an episode may end early,
+    the shift changes what is best. A mixer of values that are all far below 0 hardly learns without it."""
     central: str = "state"
     """The part of the observation that only the mixer sees."""
 
@@ -101,16 +104,18 @@ class QMIXLearner(R2D2Learner):
     """Trains the Q-network of a team, and the mixer of its values."""
 
     config: QMIX
-    networks: ClassVar[tuple[str, ...]] = ("policy", "target", "mixer", "target_mixer")
+    networks: ClassVar[tuple[str, ...]] = ("policy", "target", "mixer", "target_mixer", "rewards")
 
     def __init__(self, config: QMIX, spaces: Spaces, seed: int, device: str) -> None:
         import torch
 
         from srl.algorithms.adam import Adam
+        from srl.policies.networks import RunningNorm
 
         super().__init__(config, config.policy(spaces).to(device), seed, device)
         self.agents = spaces.agents
         self.mixer = config.mixer(spaces).to(device)
+        self.rewards = RunningNorm(()).to(device)
         self.optimizer = Adam(torch.nn.ModuleList([self.policy, self.mixer]), config.lr)
         self.target_mixer: Mixer = deepcopy(self.mixer).requires_grad_(False)
 
@@ -122,6 +127,13 @@ class QMIXLearner(R2D2Learner):
         mixer = self.target_mixer if target else self.mixer
         mixed: Tensor = mixer(values.reshape(-1, self.agents), seen)
         return mixed.reshape(steps, -1)
+
+    def _paid(self, reward: Tensor) -> Tensor:
+        """See :class:`R2D2Learner`."""
+        if not self.config.normalize_reward:
+            return reward
+        self.rewards.update(reward.reshape(-1), self.peers)
+        return (reward - self.rewards.mean.float()) / self.rewards.std()
 
     def _renew_target(self) -> None:
         super()._renew_target()

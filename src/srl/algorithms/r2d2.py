@@ -124,7 +124,7 @@ class R2D2Learner(DQNLearner):
             best = self.policy.best(values.detach() if self.config.double else judged, learned)
             follows = self._joined(judged.gather(-1, best.unsqueeze(-1)).squeeze(-1), batch, target=True)
             follows = self._grown(follows.gather(0, batch["team/after"].long()))
-            goal = self._squeezed(batch["team/reward"] + batch["team/discount"] * follows)
+            goal = self._squeezed(self._paid(batch["team/reward"]) + batch["team/discount"] * follows)
         chosen = (batch["action"][burn_in:-1].long() - self.policy.start).unsqueeze(-1)
         value = self._joined(values[:-1].gather(-1, chosen).squeeze(-1), batch, target=False)
         known = batch["team/known"].float()
@@ -152,6 +152,10 @@ class R2D2Learner(DQNLearner):
     def _joined(self, values: Tensor, batch: Tensors, *, target: bool) -> Tensor:
         """What the rows of a sample are worth together: here there is one."""
         return values
+
+    def _paid(self, reward: Tensor) -> Tensor:
+        """What a reward counts for."""
+        return reward
 
     def _squeezed(self, value: Tensor) -> Tensor:
         if not self.config.squeeze:

@@ -120,9 +120,11 @@ class Mixer(nn.Module):
             seen = spaces.observation
         self.encoder = Encoder(seen, (), "relu", normalize=False, twins=False)
         width = self.encoder.out_features * (1 if self.central else self.agents)
-        self.first, self.shift = nn.Linear(width, self.agents * embed), nn.Linear(width, embed)
-        self.second = nn.Linear(width, embed)
-        self.last = nn.Sequential(nn.Linear(width, embed), nn.ReLU(), nn.Linear(embed, 1))
+        self.shift = nn.Linear(width, embed)
+        self.first, self.second, self.last = (
+            nn.Sequential(nn.Linear(width, 2 * embed), nn.ReLU(), nn.Linear(2 * embed, outputs))
+            for outputs in (self.agents * embed, embed, 1)
+        )
 
     def forward(self, values: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         """``[samples]`` from the agents' values ``[samples, agents]`` and observations ``[samples * agents, …]``."""

@@ -22,7 +22,7 @@ from srl.policies.networks import RunningNorm
 if TYPE_CHECKING:
     from srl.algorithms.base import Peers
 
-WIDTH, HEADS = 128, 4
+HEADS = 4
 _RAYS, _CHANNELS = "lidar", 9
 
 
@@ -30,6 +30,8 @@ class Entities(nn.Module):
     """Features of oneself and of the things around; one block of attention (Baker et al. 2019)."""
 
     mask = ""
+    width = 64
+    """Numbers for each thing, a multiple of HEADS. The original has 128: more than two cores can train in hours."""
 
     def __init__(self, spaces: Spaces) -> None:
         super().__init__()
@@ -44,16 +46,16 @@ class Entities(nn.Module):
         self.norms = nn.ModuleDict({name: RunningNorm(shape[-1:]) for name, shape in shapes.items()})
         rays = math.prod(shapes[_RAYS]) * _CHANNELS if _RAYS in self.own else 0
         self.rays = nn.Conv1d(1, _CHANNELS, 3, padding=1, padding_mode="circular") if rays else None
-        width = sum(math.prod(shapes[name]) for name in self.own if name != _RAYS) + rays
-        self.self_embed = nn.Linear(width, WIDTH)
-        self.embed = nn.ModuleDict({name: nn.Linear(shapes[name][-1], WIDTH) for name in self.kinds})
-        self.beside = nn.ModuleDict({name: nn.Linear(width, WIDTH, bias=False) for name in self.kinds})
+        inputs, width = sum(math.prod(shapes[name]) for name in self.own if name != _RAYS) + rays, self.width
+        self.self_embed = nn.Linear(inputs, width)
+        self.embed = nn.ModuleDict({name: nn.Linear(shapes[name][-1], width) for name in self.kinds})
+        self.beside = nn.ModuleDict({name: nn.Linear(inputs, width, bias=False) for name in self.kinds})
         self.before, self.attention, self.after = (
-            nn.LayerNorm(WIDTH),
-            nn.Linear(WIDTH, 3 * WIDTH),
-            nn.Linear(WIDTH, WIDTH),
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
         )
-        self.out_features = 2 * WIDTH
+        self.out_features = 2 * width
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         """Features ``[rows, out_features]``: of all that may be looked at, and of oneself."""

@@ -119,19 +119,19 @@ def _hide_and_seek() -> Experiment:
             critic_network="srl.policies.entities:Everything",
             critic_memory=True,
             memory="lstm",
-            memory_size=256,
-            lr=3e-4,
+            memory_size=128,
+            lr=1e-3,
             horizon=80,
             chunk=10,
-            epochs=4,
+            epochs=2,
             minibatch=1280,
-            gamma=0.998,
+            gamma=0.99,
             lam=0.95,
-            entropy=0.01,
+            entropy=0.005,
             max_grad_norm=5.0,
         ),
         actors=Actors(envs=32),
-        steps=20_000_000,
+        steps=12_000_000,
     )
 
 
@@ -150,6 +150,17 @@ def _simple_spread() -> Experiment:
         algorithm=_mpe(entropy=0.01),
         actors=Actors(envs=32),
         steps=1_000_000,
+    )
+
+
+def _spread_mappo() -> Experiment:
+    return Experiment(
+        env=envs.spread(state=True),
+        algorithm=MAPPO(
+            lr=7e-4, horizon=25, epochs=8, minibatch=1600, gamma=0.95, entropy=0.01, anneal_steps=12_000_000
+        ),
+        actors=Actors(envs=64),
+        steps=12_000_000,
     )
 
 
@@ -217,10 +228,11 @@ RECIPES = {
     "pendulum": Recipe("swing up a pendulum with continuous actions; a minute", "", _pendulum),
     "recall": Recipe("remember a cue: an LSTM where nothing else can help; a minute", "", _recall),
     "simple-spread": Recipe("three agents, one policy, cover three places; minutes", "multiagent", _simple_spread),
+    "spread-mappo": Recipe("the same with a critic that sees everything; six minutes", "", _spread_mappo),
     "simple-tag": Recipe("predators and prey: two policies learn at once; minutes", "multiagent", _simple_tag),
     "tictactoe": Recipe("self-play against past versions; two minutes", "", _tictactoe),
     "connect-four": Recipe("the same on a larger board; ten minutes", "", _connect_four),
-    "hide-and-seek": Recipe("two hiders, two seekers, boxes and a ramp; hours", "mujoco", _hide_and_seek),
+    "hide-and-seek": Recipe("two hiders, two seekers, boxes and a ramp; an hour", "mujoco", _hide_and_seek),
     "halfcheetah": Recipe("MuJoCo: run fast; ten minutes", "mujoco", _halfcheetah),
     "pong": Recipe("Atari from pixels; an hour", "atari", _pong),
 }
