@@ -24,7 +24,7 @@ streams.QUICK = streams.Settings(2, 0.005, 0.01, (10_000, 1_000_000), (1,), (1, 
 cli.main()
 """
 LANES = {
-    "sample": {"memcpy, hot", "memcpy", "shm", "shm + gather", "mp.Queue"}
+    "sample": {"memcpy, hot", "memcpy, own", "memcpy", "shm", "shm + gather", "mp.Queue"}
     | {"ZeroMQ", "tcp", "ZeroMQ, keys", "tcp, keys"},
     "inference": {"doorbell", "shm", "ZeroMQ", "tcp", "mp.Queue"},
     "parameters": {"memcpy, hot", "memcpy", "shm view", "shm copy", "ZeroMQ", "tcp view", "tcp copy"},

@@ -3,15 +3,18 @@
 What is timed, from the arrival of one block to the arrival of another many blocks later:
 
 ``shm``           The producer is granted a block, copies the arrays of an environment into its fields (that is the one
-                  copy), and commits it. The consumer takes it as a ``Batch`` of views, reads a word, releases it.
-``shm + gather``  The same, and the consumer also gathers all that a PPO trainer wants of the block into new tensors, in
+                  copy), and commits it. The consumer is woken when a batch is there, takes it as a ``Batch`` of views,
+                  reads a word of each block, releases all and grants others, as a trainer does.
+``shm + gather``  The same, and the consumer also gathers all that a PPO trainer wants of the batch into new tensors, in
                   shuffled minibatches of 256 as the trainer does. Producer and consumer overlap.
-``memcpy``        ``np.copyto`` of as many bytes in one piece, in the producer's process, in turn into as many places as
-                  the slab has blocks, so that it finds as little in the cache as the producer does.
+``memcpy``        ``np.copyto`` of as many bytes in one piece, in the producer's process, in turn into as many places of
+                  shared memory as the slab has blocks, so that it finds what the producer finds.
+``memcpy, own``   The same into memory of the process's own, which has large pages where numpy asks for them.
 ``memcpy, hot``   The same, always into the same place.
 ``tcp``           As ``shm``, with the consumer across a socket: one copy into the producer's block, one out of the
                   socket into the consumer's.
-``ZeroMQ``        PUSH to PULL of as many bytes in one frame, sent from and received in place (``copy=False``).
+``ZeroMQ``        PUSH to PULL of as many bytes in one frame, always the same, sent from and received in place
+                  (``copy=False``), in processes of their own.
 ``…, keys``       The same two, encrypted (CURVE), as between hosts.
 ``mp.Queue``      ``put`` and ``get`` of the fields as a dictionary of arrays.
 """
@@ -28,9 +31,9 @@ import numpy as np
 import zmq
 
 from srl.bench.stream_peers import POLL, Clock, Held, Inbox, Lane, Peer, Queue, Values, listener, noise
-from srl.core.memory import Doorbell
+from srl.core.memory import Doorbell, Segment
 from srl.core.slab import STEP_FIELDS, Batch, BlockSpec
-from srl.core.specs import ArraySpec
+from srl.core.specs import Array, ArraySpec
 from srl.services.names import FileNames
 from srl.services.network import Keys, Network
 from srl.streams.protocols import SampleStream
@@ -38,8 +41,8 @@ from srl.streams.samples import SampleBoard
 from srl.streams.tcp_samples import TcpSamples
 from srl.streams.wait import wait
 
-BLOCKS = 4
-"""Blocks of a slab, and messages that may be under way."""
+BLOCKS, BATCH = 8, 4
+"""Blocks of a slab, which are messages that may be under way, and of a batch: as for PPO with four actors."""
 _STEPS = 16
 _LARGE = 500_000
 """Blocks of at least as many bytes hold images, smaller ones vectors."""
@@ -118,7 +121,12 @@ class BlockSender(Sender):
     def __init__(self, stream: SampleStream, spec: BlockSpec) -> None:
         self.end = stream.producer(0, 1)
         self.source = contents(spec)
+        self.places = [self._places(block) for block in range(self.end.slab.blocks)]  # an actor keeps them too
         self.number = 0
+
+    def _places(self, block: int) -> list[tuple[Array, Array]]:
+        fields = self.end.slab.block(block)
+        return [(field, self.source[name]) for name, field in fields.items()]
 
     def one(self) -> None:
         """Fill a block and commit it."""
@@ -126,8 +134,8 @@ class BlockSender(Sender):
         self.source["version"][-1, -1] = self.number
         while (grant := self.end.acquire()) is None:
             wait([self.end.pollable()], POLL)
-        for name, field in self.end.slab.block(grant.block).items():
-            np.copyto(field, self.source[name])
+        for field, source in self.places[grant.block]:
+            field[...] = source
         self.end.commit(grant.block)
 
 
@@ -136,25 +144,33 @@ class BlockReceiver(Receiver):
 
     def __init__(self, stream: SampleStream, gather: bool) -> None:
         self.end = stream.consumer()
-        self.gather, self.number = gather, 0
+        self.gather, self.number, self.left = gather, 0, 0
 
     def one(self) -> None:
-        """Take a block, look at it, release it, grant another."""
-        while (taken := self.end.take(1)) is None:
+        """A block of a batch that is there, or of the next one."""
+        if not self.left:
+            self._batch()
+            self.left = BATCH
+        self.left -= 1
+
+    def _batch(self) -> None:
+        """Take a batch, look at it, release it, grant others."""
+        while (taken := self.end.take(BATCH)) is None:
             if not wait([self.end.pollable()], POLL):
                 self.end.grant(BLOCKS, 0)  # the producer was not there yet
-        batch = Batch(self.end.slab, [taken[0].block])
+        batch = Batch(self.end.slab, [full.block for full in taken])
         if self.gather:
             for _ in gathered(batch):
                 pass
-        self.number += 1
-        assert self.end.slab.arrays["version"][batch.blocks[0], -1, -1] == self.number, "a block was lost"
+        for block in batch.blocks:
+            self.number += 1
+            assert self.end.slab.arrays["version"][block, -1, -1] == self.number, "a block was lost"
         self.end.release(taken)
         self.end.grant(BLOCKS, 0)
 
 
 def gathered(batch: Batch) -> Iterator[dict[str, Any]]:
-    """The block in shuffled minibatches of tensors, as a PPO learner gathers them."""
+    """The batch in shuffled minibatches of tensors, as a PPO learner gathers them."""
     import torch
 
     torch.set_num_threads(1)
@@ -169,9 +185,12 @@ def gathered(batch: Batch) -> Iterator[dict[str, Any]]:
 class Memcpy(Sender):
     """Copies within one process."""
 
-    def __init__(self, nbytes: int, places: int) -> None:
+    def __init__(self, nbytes: int, places: int, shared: bool = False) -> None:
         self.source = noise(nbytes)
         self.targets = [np.ones_like(self.source) for _ in range(places)]
+        if shared:
+            self.segment = Segment(places * nbytes, shared=True)
+            self.targets = [self.segment.array(i * nbytes, (nbytes,), "|u1") for i in range(places)]
 
     def one(self) -> None:
         """Copy once, to the place that was longest not written."""
@@ -233,12 +252,15 @@ class QueueReceiver(Receiver):
 
 
 def sample_lanes(found: list[Peer], nbytes: int, seconds: float, folder: Path) -> list[Lane]:
-    """All ways to bring a block of about ``nbytes`` bytes from the first to the second process."""
-    near, far = found[:2]
+    """All ways to bring a block of about ``nbytes`` bytes from one process to another.
+
+    Ours have two processes, yardsticks that are not ours two others: how ours keep memory would help those as well.
+    """
+    near, far, near_plain, far_plain = found[:4]
     spec = block_of(nbytes)
     size = size_of(spec)
     # At 2 GB/s and 100 µs a message: how many make about as many seconds as wanted.
-    count = max(6, int(seconds / (size / 2e9 + 1e-4)))
+    count = BATCH * max(6 // BATCH, int(seconds / (size / 2e9 + 1e-4) / BATCH))
 
     def shm(name: str, gather: bool) -> Lane:
         stream = SampleBoard(spec, BLOCKS, [Doorbell()], shared=True)
@@ -254,8 +276,8 @@ def sample_lanes(found: list[Peer], nbytes: int, seconds: float, folder: Path) -
 
         return Lane(name, run, [sender, receiver], keep)
 
-    def copy(name: str, places: int) -> Lane:
-        copier = near.make(Memcpy, size, places)
+    def copy(name: str, places: int, shared: bool = False) -> Lane:
+        copier = near.make(Memcpy, size, places, shared)
 
         def run() -> Values:
             elapsed, processor = copier.call("send", count)
@@ -268,14 +290,15 @@ def sample_lanes(found: list[Peer], nbytes: int, seconds: float, folder: Path) -
         return lane(name, far.make(BlockReceiver, stream, False), near.make(BlockSender, stream, spec))
 
     def raw(name: str, network: Network) -> Lane:
-        puller = far.make(ZmqReceiver, network)
-        return lane(name, puller, near.make(ZmqSender, puller.call("endpoint"), size, network))
+        puller = far_plain.make(ZmqReceiver, network)
+        return lane(name, puller, near_plain.make(ZmqSender, puller.call("endpoint"), size, network))
 
     plain, sealed = Network(), Network(keys=Keys.make())
-    queue = far.make(QueueReceiver, Inbox(1)), near.make(QueueSender, Inbox(1), spec)
+    queue = far_plain.make(QueueReceiver, Inbox(1)), near_plain.make(QueueSender, Inbox(1), spec)
     return [
         copy("memcpy, hot", 1),
-        copy("memcpy", BLOCKS),
+        copy("memcpy, own", BLOCKS),
+        copy("memcpy", BLOCKS, shared=True),
         shm("shm", gather=False),
         shm("shm + gather", gather=True),
         raw("ZeroMQ", plain),

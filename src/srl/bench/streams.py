@@ -130,7 +130,7 @@ def measure(
     wanted: dict[Section, list[dict[str, int]]], settings: Settings, tell: Callable[[str], None]
 ) -> dict[Section, list[Case]]:
     """All cases of the wanted sections."""
-    number = 1 + max([1, *(about["clients"] for about in wanted.get("inference", ()))])
+    number = max([4, *(1 + about["clients"] for about in wanted.get("inference", ()))])
     total, done = sum(len(cases) for cases in wanted.values()), 0
     found: dict[Section, list[Case]] = {name: [] for name in wanted}
     with tempfile.TemporaryDirectory(prefix="srl-bench-") as folder, peers(number) as processes:
@@ -196,8 +196,8 @@ def judge(found: dict[Section, list[Case]]) -> Iterator[dict[str, Any]]:
 
 def sample_tables(cases: Sequence[Case]) -> Iterator[Table]:
     """Throughput and processor time of the sample stream."""
-    lanes = {"memcpy, hot": "", "memcpy": "", "shm": "memcpy", "shm + gather": "memcpy", "ZeroMQ": "", "tcp": "ZeroMQ"}
-    lanes |= {"ZeroMQ, keys": "", "tcp, keys": "ZeroMQ, keys", "mp.Queue": "", "Ray": ""}
+    lanes = {"memcpy, hot": "", "memcpy, own": "", "memcpy": "", "shm": "memcpy", "shm + gather": "memcpy"}
+    lanes |= {"ZeroMQ": "", "tcp": "ZeroMQ", "ZeroMQ, keys": "", "tcp, keys": "ZeroMQ, keys", "mp.Queue": "", "Ray": ""}
     yield _table("sample stream, GB/s (× yardstick)", cases, lanes, "GB/s", "{:.2f}")
     yield _table("sample stream, µs of processor time a block", cases, dict.fromkeys(lanes, ""), "cpu", "{:,.0f}")
 

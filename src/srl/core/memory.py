@@ -28,6 +28,8 @@ from srl.core.specs import Array
 _ANONYMOUS = sys.platform == "linux"
 _TRIM, _MAP = -1, -3
 """What mallopt calls the sizes from which on it gives memory back, and takes it from the kernel for one array."""
+_HUGE = 2**22
+"""Bytes from which on memory is in large pages, where the kernel has them for it: as numpy does it."""
 
 
 def keep_freed_memory() -> None:
@@ -86,10 +88,15 @@ class Segment:
         return segment
 
     def _map(self, fd: int) -> None:
+        private = fd < 0 and hasattr(mmap, "MAP_PRIVATE")
+        flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if private else {}
         try:
-            self._mmap = mmap.mmap(fd, max(self.nbytes, 1))
+            self._mmap = mmap.mmap(fd, max(self.nbytes, 1), **flags)
         except OSError as error:
             raise ConfigError(f"cannot map {self.nbytes / 2**20:.1f} MiB of memory: {error.strerror}") from error
+        if self.nbytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without them
+                self._mmap.madvise(mmap.MADV_HUGEPAGE)
 
     def resize(self, nbytes: int) -> None:
         """Grow to ``nbytes``. Views made before stay valid, and see the same bytes if the segment is shared."""

@@ -27,7 +27,7 @@ SILENCE = 1.0
 
 _HEARTBEAT, _LOST = 2000, 6000
 """Milliseconds between signs of life, and without one until a connection is made anew: a cut network may not say so."""
-_READABLE = int(zmq.POLLIN)
+_READABLE, _AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 _TRY = 2000
 """Milliseconds a connection may take to be made before the next try: by itself TCP tries ever more rarely."""
 
@@ -78,9 +78,14 @@ def receive(socket: zmq.Socket[bytes], limit: int = 1024) -> Iterator[list[Any]]
         if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:  # a third of what an exception takes
             return
         try:
-            yield [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]
+            frame = socket.recv(_AT_ONCE, copy=False)
         except zmq.Again:  # it was from somebody who has left meanwhile, or may not speak
             return
+        frames = [frame.buffer]
+        while frame.more:  # all of a message are there when one is
+            frame = socket.recv(_AT_ONCE, copy=False)
+            frames.append(frame.buffer)
+        yield frames
 
 
 class ServerThread:
@@ -126,13 +131,13 @@ class ServerThread:
         self._thread.join(timeout=5)
 
     def _serve(self) -> None:
-        poller = zmq.Poller()
+        poller, bell = zmq.Poller(), self.bell.fileno()
         poller.register(self.socket, zmq.POLLIN)
-        poller.register(self.bell.fileno(), zmq.POLLIN)
+        poller.register(bell, zmq.POLLIN)
         try:
             while not self._closing.is_set():
-                poller.poll(200)
-                self.bell.clear()
+                if any(ready == bell for ready, _ in poller.poll(200)):
+                    self.bell.clear()
                 for frames in receive(self.socket):
                     try:
                         self._handle(bytes(frames[0]), *decode(frames[1:], self.stream))

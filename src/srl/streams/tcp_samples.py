@@ -25,7 +25,7 @@ from typing import Any
 import zmq
 
 from srl.core.errors import DecodeError, StreamClosed, StreamError
-from srl.core.memory import Doorbell
+from srl.core.memory import Doorbell, keep_freed_memory
 from srl.core.slab import BlockSpec, Slab
 from srl.services.names import Names
 from srl.services.network import LOOPBACK
@@ -43,7 +43,7 @@ _PROBE = 1.0
 _MORE, _LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
 _GONE = 3.0
 """Seconds a producer may be away before others get the blocks that were granted to it."""
-STAGING = 3
+STAGING = 4
 """Blocks a remote producer can hold: one being filled, the others on their way."""
 
 
@@ -119,6 +119,7 @@ class TcpConsumer(BoardConsumer):
     """The consumer's end: a board, and the thread that fills it from the network."""
 
     def __init__(self, stream: TcpSamples) -> None:
+        keep_freed_memory()  # ZeroMQ has new memory for every block that arrives
         socket = listen(stream.names, stream.name, stream.port, max(sizes(stream.spec)))
         self._server = ServerThread(socket, stream.name, self._handle, self._pass_credit, self._farewell)
         self._bell = _Bell(self._server.bell)
