@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import resource
 import socket
 import struct
 import time
@@ -874,6 +875,25 @@ def test_a_block_is_not_written_again_before_it_has_left(ends, names, fake_serve
             assert sent - seen <= STAGING, "a block was filled again before it was known to have come"
             seen += 1
             server.send(identity, *encode(Header("credit", sequence=seen, number=100, version=0)))
+
+
+def test_blocks_that_arrive_do_not_take_new_memory_each_time(ends, names):
+    """ZeroMQ allocates every message; memory that comes from the kernel and goes back costs a fault for every page."""
+    spec = BlockSpec({**LARGE.fields, "obs": ArraySpec((4608, 1024), "|u1")}, 7, 1)
+    stream = TcpSamples("samples", names, spec, 2, 1)
+    consumer, producer = ends.near(stream.consumer), ends.near(stream.producer, 0, 1)
+    for slab in (consumer.slab, producer.slab):
+        slab.arrays["obs"][...] = 1  # their own pages are there
+
+    def pass_on(count):
+        for _ in range(count):
+            grant = eventually(lambda: producer.acquire() or (consumer.grant(1, 0) and None))
+            producer.commit(grant.block)
+            consumer.release(eventually(lambda: consumer.take(1)))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    before, pages = pass_on(8), spec.layout(1).nbytes // resource.getpagesize()
+    assert pass_on(8) - before < 8 * pages / 3
 
 
 HELLO = Header("hello", 0, 1)
