@@ -15,6 +15,7 @@ What is timed, from the arrival of one block to the arrival of another many bloc
                   socket into the consumer's.
 ``ZeroMQ``        PUSH to PULL of as many bytes in one frame, always the same, sent from and received in place
                   (``copy=False``), in processes of their own.
+``ZeroMQ, kept``  The same in our processes, where a consumer has had freed memory kept.
 ``…, keys``       The same two, encrypted (CURVE), as between hosts.
 ``mp.Queue``      ``put`` and ``get`` of the fields as a dictionary of arrays.
 """
@@ -289,9 +290,9 @@ def sample_lanes(found: list[Peer], nbytes: int, seconds: float, folder: Path) -
         stream = TcpSamples(f"samples/{nbytes}/{name}", FileNames(folder, network), spec, BLOCKS, 1)
         return lane(name, far.make(BlockReceiver, stream, False), near.make(BlockSender, stream, spec))
 
-    def raw(name: str, network: Network) -> Lane:
-        puller = far_plain.make(ZmqReceiver, network)
-        return lane(name, puller, near_plain.make(ZmqSender, puller.call("endpoint"), size, network))
+    def raw(name: str, network: Network, sender: Peer = near_plain, receiver: Peer = far_plain) -> Lane:
+        puller = receiver.make(ZmqReceiver, network)
+        return lane(name, puller, sender.make(ZmqSender, puller.call("endpoint"), size, network))
 
     plain, sealed = Network(), Network(keys=Keys.make())
     queue = far_plain.make(QueueReceiver, Inbox(1)), near_plain.make(QueueSender, Inbox(1), spec)
@@ -303,6 +304,7 @@ def sample_lanes(found: list[Peer], nbytes: int, seconds: float, folder: Path) -
         shm("shm + gather", gather=True),
         raw("ZeroMQ", plain),
         tcp("tcp", plain),
+        raw("ZeroMQ, kept", plain, near, far),
         raw("ZeroMQ, keys", sealed),
         tcp("tcp, keys", sealed),
         lane("mp.Queue", *queue),

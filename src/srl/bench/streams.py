@@ -197,7 +197,15 @@ def judge(found: dict[Section, list[Case]]) -> Iterator[dict[str, Any]]:
 def sample_tables(cases: Sequence[Case]) -> Iterator[Table]:
     """Throughput and processor time of the sample stream."""
     lanes = {"memcpy, hot": "", "memcpy, own": "", "memcpy": "", "shm": "memcpy", "shm + gather": "memcpy"}
-    lanes |= {"ZeroMQ": "", "tcp": "ZeroMQ", "ZeroMQ, keys": "", "tcp, keys": "ZeroMQ, keys", "mp.Queue": "", "Ray": ""}
+    lanes |= {
+        "ZeroMQ": "",
+        "ZeroMQ, kept": "",
+        "tcp": "ZeroMQ",
+        "ZeroMQ, keys": "",
+        "tcp, keys": "ZeroMQ, keys",
+        "mp.Queue": "",
+        "Ray": "",
+    }
     yield _table("sample stream, GB/s (× yardstick)", cases, lanes, "GB/s", "{:.2f}")
     yield _table("sample stream, µs of processor time a block", cases, dict.fromkeys(lanes, ""), "cpu", "{:,.0f}")
 
