@@ -884,6 +884,7 @@ from srl.core.slab import STEP_FIELDS, BlockSpec
 from srl.core.specs import ArraySpec
 from srl.services.names import FileNames
 from srl.streams.tcp_samples import TcpSamples
+from srl.streams.wait import wait
 
 spec = BlockSpec({"obs": ArraySpec((4096, 1024), "|u1"), "action": ArraySpec((), "<i8"), **STEP_FIELDS}, 7, 1)
 stream = TcpSamples("samples", FileNames(pathlib.Path(sys.argv[1])), spec, 2, 1)
@@ -895,9 +896,10 @@ def pass_on(count):
     for _ in range(count):
         while (grant := producer.acquire()) is None:
             consumer.grant(1, 0)
+            wait([producer.pollable()], 0.01)
         producer.commit(grant.block)
         while (taken := consumer.take(1)) is None:
-            pass
+            wait([consumer.pollable()], 0.01)
         consumer.release(taken)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
