@@ -117,7 +117,9 @@ CASES = {
 def ours(x: srl.Experiment, episodes: int) -> dict[str, Any]:
     """One run of ours."""
     with TemporaryDirectory(prefix="srl-algorithms-") as folder:
-        run(x, Path(folder) / "run")
+        done = run(x, Path(folder) / "run")
+        if done.interrupted:
+            raise SystemExit(f"interrupted after {done.steps:,} of {x.steps:,} steps; nothing is kept of this run")
         rows = [row for row in read_metrics(Path(folder) / "run") if row.get("return_mean") is not None]
         greedy = evaluate(Path(folder) / "run", episodes=episodes, seed=7, sample=False).return_mean
     return {

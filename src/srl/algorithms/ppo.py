@@ -172,12 +172,12 @@ class PPOLearner(TorchLearner):
         small = self.policy.small() if len(goals) == 3 else None
         given = self.optimizer, config, self.bonus, batch.slab.flat, batch.positions, goals, index, self.peers
         one_pass = small.learner(*given).one_pass if small is not None else autograd(self, prepared, goals, chunks)
-        sums = np.zeros(len(METRICS) + 1)  # the last are the samples
+        sums, found = np.zeros((2, len(METRICS) + 1))  # the last are the samples
         for _ in range(config.epochs):
             if self.stops(interrupted):
                 return None
             order = torch.randperm(chunks.shape[1], generator=self.generator).numpy()
-            found = np.append(np.zeros(len(METRICS)), len(index))
+            found[:-1], found[-1] = 0, len(index)
             # Nobody may leave the others in the middle of a pass.
             if not one_pass(order, found[:-1], interrupted if self.peers is None else lambda: False):
                 return None

@@ -8,7 +8,8 @@
  * result depends on no thread. The caller takes one part after the other; helpers take parts too, but only in time that
  * nobody else wants (SCHED_IDLE): actors wait now and then, and this is what their cores do meanwhile. A helper that was
  * pushed aside is not waited for: the caller does its part again. So that it may be late without harm, it only sees
- * memory of the team: copies of the minibatch and of the weights, and its own desk.
+ * memory of the team: copies of the minibatch and of the weights, and its own desk. Weights on their way to a helper and
+ * gradients on their way back are written past the caches.
  *
  * Actor and critic are two networks of the same shape ("twins"): every hidden layer has weights [2][inputs][outputs] and
  * biases [2][outputs]; the heads have weights [outputs][inputs]. All arrays are rows after rows. The structures are
@@ -25,6 +26,7 @@
 
 #define DEEPEST 8
 #define METRICS 6
+#define LINE 16 /* numbers in a line of the cache */
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 #define FAST __attribute__((target_clones("arch=x86-64-v3", "default")))
@@ -115,6 +117,20 @@ INLINE float dot(int64_t n, const float *a, const float *b) {
     for (int k = 0; k < 8; k++) sum += part[k];
     for (; i < n; i++) sum += a[i] * b[i];
     return sum;
+}
+
+/* Copy to a line's begin in memory that another core reads: past the caches. To get lines back that the other core has in
+   its own takes ten times as long. */
+static void hand_over(float *to, const float *from, int64_t count) {
+#if defined(__SSE2__)
+    typedef float v4 __attribute__((vector_size(16), aligned(4), may_alias));
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4) __builtin_ia32_movntps(to + i, *(const v4 *)(from + i));
+    memcpy(to + i, from + i, (count - i) * sizeof *to);
+    __builtin_ia32_sfence();
+#else
+    memcpy(to, from, count * sizeof *to);
+#endif
 }
 
 /* Sums over the rows of a [rows][n]. */
@@ -301,16 +317,16 @@ typedef struct Team Team;
 typedef struct {
     Team *team;
     Room room;
-    float *memory, *grads; /* [PARTS][size] */
+    float *memory, *grads; /* [PARTS][stride] */
     double sums[PARTS][METRICS];
     _Atomic uint64_t done[PARTS]; /* the last minibatch of which this part was finished here */
 } Desk;
 
 /* Those who work on minibatches of one network, and what they read. */
 struct Team {
-    Network net; /* with the weights in `flat` */
+    Network mine, net; /* that of the caller, and the helpers' with the weights in `flat` */
     Learning how;
-    int64_t size, minibatch, most, count, parts; /* most: rows of a part; count: rows of this minibatch */
+    int64_t size, stride, minibatch, most, count, parts; /* most: rows of a part; count: rows of this minibatch */
     float *memory, *flat, *x, *log_prob, *advantage, *returns, *old, *taken;
     int64_t *chosen;
     float sure, share; /* share: of one sample in the mean */
@@ -355,13 +371,12 @@ INLINE void gather(Team *team, const Network *net, const Samples *s, const int64
         normalize(team->advantage, count);
     team->count = count, team->share = (float)(1 / (norm ? norm[0] : (double)count));
     team->parts = (count + team->most - 1) / team->most;
-    team->sure = net->gaussian ? spread(&team->net) + net->actions * HALF_LOG_2PI : 0;
+    team->sure = net->gaussian ? spread(net) + net->actions * HALF_LOG_2PI : 0;
 }
 
 /* The loss of one row: its slopes take the place of logits or means and of the value; those of log_std are added. */
-INLINE void row_loss(const Team *team, int64_t row, float share, float *params, float *value, float *log_std,
-                     double *sums) {
-    const Network *net = &team->net;
+INLINE void row_loss(const Team *team, const Network *net, int64_t row, float share, float *params, float *value,
+                     float *log_std, double *sums) {
     const Learning *how = &team->how;
     const int64_t n = net->actions;
     const float *taken = team->taken + row * n, sure = team->sure, advantage = team->advantage[row];
@@ -446,21 +461,24 @@ INLINE void backward(const Network *net, const float *flat, Room *room, int64_t 
 /* One part of minibatch `number`, at one's desk. */
 FAST void small_part(Desk *desk, uint64_t number, int64_t part) {
     const Team *team = desk->team;
-    const Network *net = &team->net;
+    const int helps = desk != team->desk;
+    const Network *net = helps ? &team->net : &team->mine;
+    const float *flat = helps ? team->flat : team->how.flat;
     const int64_t count = team->count, parts = team->parts;
     const int64_t begin = count * part / parts, rows = count * (part + 1) / parts - begin;
     if (rows > team->most || begin + rows > team->minibatch) return; /* the next minibatch, read by one who is late */
     Room *room = &desk->room;
-    float *grad = desk->grads + part * team->size;
+    float *result = desk->grads + part * team->stride, *grad = helps ? desk->grads - team->stride : result;
     double *sums = desk->sums[part];
     memset(sums, 0, METRICS * sizeof *sums);
     memcpy(room->x, team->x + begin * net->inputs, rows * net->inputs * sizeof *room->x);
     forward(net, room, rows);
-    float *log_std = net->gaussian ? grad + (net->log_std - team->flat) : 0;
+    float *log_std = net->gaussian ? grad + (net->log_std - flat) : 0;
     if (log_std) memset(log_std, 0, net->actions * sizeof *log_std);
     for (int64_t r = 0; r < rows; r++)
-        row_loss(team, begin + r, team->share, room->params + r * net->actions, room->value + r, log_std, sums);
-    backward(net, team->flat, room, rows, grad);
+        row_loss(team, net, begin + r, team->share, room->params + r * net->actions, room->value + r, log_std, sums);
+    backward(net, flat, room, rows, grad);
+    if (helps) hand_over(result, grad, team->size);
     atomic_store_explicit(&desk->done[part], number, memory_order_release);
 }
 
@@ -492,7 +510,7 @@ FAST double small_sum(Team *team, float *const *grads) {
 /* Shorten the gradient, whose length squared is `sum`; Adam. How long it was. */
 FAST double small_step(Team *team, double sum) {
     const Learning *how = &team->how;
-    float *restrict grad = how->grad, *restrict flat = how->flat, *restrict copy = team->flat;
+    float *restrict grad = how->grad, *restrict flat = how->flat;
     float *restrict moments = how->moments, *restrict squares = how->squares;
     const double length = sqrt(sum), steps = how->steps[0] + 1.0;
     const float shorter = length + 1e-6 > how->longest ? (float)(how->longest / (length + 1e-6)) : 1;
@@ -502,9 +520,10 @@ FAST double small_step(Team *team, double sum) {
         const float slope = grad[i] * shorter, moment = moments[i] + 0.1f * (slope - moments[i]);
         const float square = 0.999f * squares[i] + 0.001f * slope * slope;
         grad[i] = slope, moments[i] = moment, squares[i] = square;
-        copy[i] = flat[i] -= rate * moment / (sqrtf(square) * root + eps);
+        flat[i] -= rate * moment / (sqrtf(square) * root + eps);
     }
     how->steps[0] = (float)steps;
+    hand_over(team->flat, flat, team->size);
     return length;
 }
 
@@ -545,9 +564,10 @@ static void *helper(void *given) {
     for (int tries = 0; !atomic_load_explicit(&team->closed, memory_order_relaxed);) {
         uint64_t number;
         const int64_t part = take(team, &number);
-        if (part >= 0)
+        if (part >= 0) {
             small_part(desk, number, part), tries = 0;
-        else if (atomic_load_explicit(&team->resting, memory_order_relaxed)) {
+            sched_yield(); /* a kernel may have let it begin although somebody waits, and would for milliseconds */
+        } else if (atomic_load_explicit(&team->resting, memory_order_relaxed)) {
             pthread_mutex_lock(&team->mutex);
             while (atomic_load(&team->resting) && !atomic_load(&team->closed))
                 pthread_cond_wait(&team->woken, &team->mutex);
@@ -568,37 +588,48 @@ static void rest(Team *team, int resting) {
     pthread_mutex_unlock(&team->mutex);
 }
 
+/* So many numbers in whole lines. */
+static int64_t lines(int64_t count) {
+    return (count + LINE - 1) / LINE * LINE;
+}
+
+static float *zeros(int64_t count) {
+    const size_t size = lines(count) * sizeof(float);
+    float *memory = aligned_alloc(LINE * sizeof(float), size);
+    return memory ? memset(memory, 0, size) : 0;
+}
+
 /* For minibatches of at most so many rows. NULL: there is no memory. */
 Team *small_team(const Network *net, int64_t size, int64_t minibatch, int64_t helpers) {
     Team *team = calloc(1, sizeof *team);
     if (!team) return 0;
     const int64_t fewest = (minibatch + PARTS - 1) / PARTS;
-    *team = (Team){.size = size, .minibatch = minibatch, .most = fewest > FEWEST ? fewest : FEWEST};
+    *team = (Team){.size = size, .stride = lines(size), .minibatch = minibatch, .most = fewest > FEWEST ? fewest : FEWEST};
     const int64_t parts = (minibatch + team->most - 1) / team->most;
     atomic_init(&team->users, 1);
     atomic_init(&team->resting, 1);
     pthread_mutex_init(&team->mutex, 0);
     pthread_cond_init(&team->woken, 0);
-    team->memory = calloc(size + minibatch * (net->inputs + net->actions + 4), sizeof(float));
+    team->memory = zeros(team->stride + minibatch * (net->inputs + net->actions + 4));
     team->chosen = calloc(minibatch, sizeof *team->chosen);
     helpers = helpers < parts - 1 ? helpers : parts - 1;
     helpers = helpers < HELPERS ? helpers : HELPERS;
-    const size_t room = room_size(net, team->most);
+    const size_t room = lines(room_size(net, team->most));
     int whole = team->memory && team->chosen;
     for (; whole && team->desks <= helpers; team->desks++) {
         Desk *desk = &team->desk[team->desks];
         desk->team = team;
-        desk->memory = calloc(room + parts * size, sizeof *desk->memory);
+        desk->memory = zeros(room + (parts + 1) * team->stride); /* one where a helper works */
         if (!desk->memory) break;
         lay_out(&desk->room, net, team->most, desk->memory);
-        desk->grads = desk->memory + room;
+        desk->grads = desk->memory + room + team->stride;
     }
     if (!team->desks) {
         leave(team);
         return 0;
     }
     float *at = team->memory;
-    team->flat = at, at += size;
+    team->flat = at, at += team->stride;
     team->x = at, at += minibatch * net->inputs;
     team->taken = at, at += minibatch * net->actions;
     team->log_prob = at, team->advantage = at + minibatch, team->returns = at + 2 * minibatch;
@@ -657,7 +688,7 @@ static double minibatch(Team *team, uint64_t *number, double *sums) {
     }
     for (int64_t part = 0; part < team->parts; part++) {
         const Desk *desk = settle(team, *number, part, &begin);
-        grads[part] = desk->grads + part * team->size;
+        grads[part] = desk->grads + part * team->stride;
         for (int k = 0; k < METRICS; k++) sums[k] += desk->sums[part][k];
     }
     return small_sum(team, grads);
@@ -666,7 +697,7 @@ static double minibatch(Team *team, uint64_t *number, double *sums) {
 /* Gradient steps over all samples, in minibatches; the values of METRICS summed over samples are added to `sums`. Not 0:
    the trainers could not meet. */
 int small_ppo(Team *team, const Network *net, const Learning *how, const Samples *samples, double *sums) {
-    team->net = *net, team->how = *how;
+    team->mine = team->net = *net, team->how = *how;
     for (int64_t l = 0; l < net->depth; l++) {
         team->net.weight[l] = moved(team, how, net->weight[l]);
         team->net.bias[l] = moved(team, how, net->bias[l]);
@@ -674,7 +705,7 @@ int small_ppo(Team *team, const Network *net, const Learning *how, const Samples
     team->net.actor = moved(team, how, net->actor), team->net.actor_bias = moved(team, how, net->actor_bias);
     team->net.critic = moved(team, how, net->critic), team->net.critic_bias = moved(team, how, net->critic_bias);
     team->net.log_std = moved(team, how, net->log_std);
-    memcpy(team->flat, how->flat, team->size * sizeof *team->flat);
+    hand_over(team->flat, how->flat, team->size);
     uint64_t number = atomic_load(&team->claim) >> 8;
     int gone = 0;
     rest(team, 0);

@@ -234,7 +234,8 @@ class TrainerWorker(Worker):
             found = self._learn(prepared, taken, use)
             if found is None:
                 return 0
-            weights = arrays_of(self.learner.policy)
+            state = self.learner.state()
+            weights = state.under("policy").arrays or arrays_of(self.learner.policy)  # to collect them takes a while
             wrong = self._wrong(found, weights)
             if wrong:
                 self._undo(wrong)
@@ -246,8 +247,8 @@ class TrainerWorker(Worker):
             if use == self.algorithm.reuse - 1:
                 self.source.release(taken)
                 self.steps += steps
+            self.before = state
             self._publish(weights)
-            self.before = self.learner.state()
             found.update(staleness=float(staleness.mean()), staleness_max=float(staleness.max()))
             self.metrics.gauges.update({f"train/{name}": value for name, value in found.items()})
             if self.plan.past_every and self.updates % self.plan.past_every == 0:
