@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing.forkserver
 import os
+import platform
+import struct
 import subprocess
 import sys
 import time
@@ -116,6 +119,28 @@ def test_actor_with_remote_inference_is_light(tmp_path, transport):
     print(f"resident set of a light actor ({transport}): {resident:.1f} MB")
     assert not [name for name in libraries if "torch" in name]
     assert resident < 80
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="asks Linux on x86-64")
+def test_who_others_wait_for_gets_short_turns(tmp_path):
+    """Nanoseconds of a turn that the kernel has noted for each worker."""
+    x = replace(recipe("cartpole"), actors=srl.Actors(count=1, envs=64, inference="remote"))
+    deadline = time.monotonic() + 60
+
+    def turn(child):
+        found = ctypes.create_string_buffer(56)
+        assert ctypes.CDLL(None).syscall(315, child.process.pid, found, 56, 0) == 0
+        return struct.unpack("IIQiIQQQII", found.raw)[5]
+
+    def look(children, updates):
+        assert time.monotonic() < deadline
+        return {name: turn(child) for name, child in children.items()} if updates >= 2 else None
+
+    turns = watch(x, tmp_path, look)
+    short = turns.pop("policy-default-0")
+    if not all(turns.values()):
+        pytest.skip("this kernel has no turns of different lengths")
+    assert short < min(turns.values())
 
 
 def test_a_light_actor_process_never_imports_torch():

@@ -112,6 +112,8 @@ class Worker(ABC):
     kind: ClassVar[str]
     niceness: int = 0
     """How far it stands back for other workers that want the same processor, where it has a process of its own."""
+    prompt: bool = False
+    """Whether others, or threads of its own, wait for it, so that it should not wait for its turn on a processor."""
 
     def __init__(self, name: str) -> None:
         self.name = name

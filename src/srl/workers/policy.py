@@ -20,6 +20,7 @@ class PolicyWorker(Worker):
     """Hosts one copy of a policy behind an inference stream."""
 
     kind = "policy"
+    prompt = True
 
     def __init__(
         self,

@@ -95,6 +95,7 @@ class TrainerWorker(Worker):
         self.policy, self.algorithm, self.spaces, self.plan = policy, algorithm, spaces, plan
         self.samples, self.parameters, self.checkpoints = samples, parameters, checkpoints
         self.priorities = priorities
+        self.prompt = plan.threads > 1  # they meet after every minibatch
         self.version, self.steps, self.updates = 0, 0, 0
         self.peers: Callable[[], State | None] = lambda: None
         """State of the other workers, where the launcher can have it; saved along for an exact resume."""
