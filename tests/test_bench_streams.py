@@ -25,7 +25,7 @@ cli.main()
 """
 LANES = {
     "sample": {"memcpy, hot", "memcpy, own", "memcpy", "shm", "shm + gather", "mp.Queue"}
-    | {"ZeroMQ", "ZeroMQ, kept", "tcp", "ZeroMQ, keys", "tcp, keys"},
+    | {"ZeroMQ", "ZeroMQ, kept", "ZeroMQ, anew", "tcp", "ZeroMQ, keys", "tcp, keys"},
     "inference": {"doorbell", "shm", "ZeroMQ", "tcp", "mp.Queue"},
     "parameters": {"memcpy, hot", "memcpy", "shm view", "shm copy", "ZeroMQ", "tcp view", "tcp copy"},
 }

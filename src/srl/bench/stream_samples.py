@@ -16,6 +16,8 @@ What is timed, from the arrival of one block to the arrival of another many bloc
 ``ZeroMQ``        PUSH to PULL of as many bytes in one frame, always the same, sent from and received in place
                   (``copy=False``), in processes of their own.
 ``ZeroMQ, kept``  The same in our processes, where a consumer has had freed memory kept.
+``ZeroMQ, anew``  PUSH as one calls it by default (``send(array)``): every message is written before it is sent, as it
+                  must be where contents change, and as the producer of ``tcp`` does it.
 ``…, keys``       The same two, encrypted (CURVE), as between hosts.
 ``mp.Queue``      ``put`` and ``get`` of the fields as a dictionary of arrays.
 """
@@ -202,7 +204,8 @@ class Memcpy(Sender):
 class ZmqSender(Sender):
     """PUSH of one frame."""
 
-    def __init__(self, endpoint: str, nbytes: int, network: Network) -> None:
+    def __init__(self, endpoint: str, nbytes: int, network: Network, anew: bool) -> None:
+        self.anew = anew
         self.end = zmq.Context.instance().socket(zmq.PUSH)
         self.end.set_hwm(BLOCKS)
         network.protect_client(self.end)
@@ -210,8 +213,8 @@ class ZmqSender(Sender):
         self.source = noise(nbytes)
 
     def one(self) -> None:
-        """Send from where the bytes are."""
-        self.end.send(self.source, copy=False)
+        """Send from where the bytes are, or from a copy that ZeroMQ makes."""
+        self.end.send(self.source, copy=self.anew)
 
 
 class ZmqReceiver(Receiver):
@@ -290,9 +293,9 @@ def sample_lanes(found: list[Peer], nbytes: int, seconds: float, folder: Path) -
         stream = TcpSamples(f"samples/{nbytes}/{name}", FileNames(folder, network), spec, BLOCKS, 1)
         return lane(name, far.make(BlockReceiver, stream, False), near.make(BlockSender, stream, spec))
 
-    def raw(name: str, network: Network, sender: Peer = near_plain, receiver: Peer = far_plain) -> Lane:
-        puller = receiver.make(ZmqReceiver, network)
-        return lane(name, puller, sender.make(ZmqSender, puller.call("endpoint"), size, network))
+    def raw(name: str, network: Network, ends: tuple[Peer, Peer] = (near_plain, far_plain), anew: bool = False) -> Lane:
+        puller = ends[1].make(ZmqReceiver, network)
+        return lane(name, puller, ends[0].make(ZmqSender, puller.call("endpoint"), size, network, anew))
 
     plain, sealed = Network(), Network(keys=Keys.make())
     queue = far_plain.make(QueueReceiver, Inbox(1)), near_plain.make(QueueSender, Inbox(1), spec)
@@ -304,7 +307,8 @@ def sample_lanes(found: list[Peer], nbytes: int, seconds: float, folder: Path) -
         shm("shm + gather", gather=True),
         raw("ZeroMQ", plain),
         tcp("tcp", plain),
-        raw("ZeroMQ, kept", plain, near, far),
+        raw("ZeroMQ, kept", plain, (near, far)),
+        raw("ZeroMQ, anew", plain, anew=True),
         raw("ZeroMQ, keys", sealed),
         tcp("tcp, keys", sealed),
         lane("mp.Queue", *queue),
