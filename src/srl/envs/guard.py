@@ -83,8 +83,8 @@ def nonfinite_rows(fields: Iterable[tuple[str, Array]]) -> dict[int, str]:
     """Each row that holds NaN or infinity, and the first field where it does."""
     found: dict[int, str] = {}
     for name, values in fields:
-        if math.isfinite(np.add.reduce(values, axis=None)):
-            continue  # the sum would not be finite; it can also be too large
+        if math.isfinite(np.vdot(values, values)):
+            continue  # the sum of squares would not be finite; it can also be too large
         finite = np.isfinite(values)
         if not finite.all():
             for row in np.flatnonzero(~finite.reshape(len(values), -1).all(axis=1)).tolist():

@@ -93,8 +93,8 @@ class Group:
         """Keep the books of the running episodes and ask for the next actions; the number of agent steps taken."""
         self.returns += views.reward
         self.lengths += views.valid
-        ended = (views.terminated | views.truncated).nonzero()[0]
-        if len(ended):
+        if 1 in views.terminated.tobytes() or 1 in views.truncated.tobytes():  # numpy takes ten times as long
+            ended = (views.terminated | views.truncated).nonzero()[0]
             versions = self.block["version"][self.step][ended].tolist()
             found = zip(self.returns[ended].tolist(), self.lengths[ended].tolist(), versions, strict=True)
             self.metrics.episodes.extend((self.policy, *episode) for episode in found)
@@ -103,7 +103,7 @@ class Group:
             self.lengths[ended] = 0
         self.step += 1
         self._ask()
-        return int(np.count_nonzero(views.valid))
+        return views.valid.tobytes().count(1)
 
     def _ask(self) -> None:
         assert self.grant is not None
