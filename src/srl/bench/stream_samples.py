@@ -204,7 +204,7 @@ class Memcpy(Sender):
 class ZmqSender(Sender):
     """PUSH of one frame."""
 
-    def __init__(self, endpoint: str, nbytes: int, network: Network, anew: bool) -> None:
+    def __init__(self, endpoint: str, nbytes: int, network: Network, anew: bool = False) -> None:
         self.anew = anew
         self.end = zmq.Context.instance().socket(zmq.PUSH)
         self.end.set_hwm(BLOCKS)
