@@ -74,7 +74,7 @@ def test_every_lane_is_measured_and_nothing_is_left(tmp_path, litter):
     for case in whole["inference"]:
         for values in case["lanes"].values():
             assert all(p50 <= p99 for p50, p99 in zip(values["p50_us"], values["p99_us"], strict=True))
-    assert len(whole["targets"]) == 7
+    assert len(whole["targets"]) == 8
 
 
 def case(about, **lanes):
