@@ -114,17 +114,16 @@ class Link:
                 os._exit(1)
 
 
-def take_short_turns() -> bool:
-    """Ask the kernel for short turns on a processor, which then come at once (Linux 6.12); whether it knows of them.
+def take_short_turns() -> None:
+    """Ask the kernel for short turns on a processor, which then come at once (Linux 6.12; others take no notice).
 
     By itself a worker that is woken waits until others have had their turns, of some milliseconds each.
     """
     call = _SCHED_SETATTR.get(platform.machine()) if sys.platform == "linux" else None
-    if call is None:
-        return False
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    wanted = struct.pack("IIQiIQQQII", 56, os.SCHED_OTHER, 0, nice, 0, _SHORT, 0, 0, 0, 0)
-    return bool(ctypes.CDLL(None).syscall(call, 0, wanted, 0) == 0)
+    if call is not None:
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        wanted = struct.pack("IIQiIQQQII", 56, os.SCHED_OTHER, 0, nice, 0, _SHORT, 0, 0, 0, 0)
+        ctypes.CDLL(None).syscall(call, 0, wanted, 0)
 
 
 def worker_main(

@@ -523,7 +523,7 @@ FAST double small_step(Team *team, double sum) {
         flat[i] -= rate * moment / (sqrtf(square) * root + eps);
     }
     how->steps[0] = (float)steps;
-    hand_over(team->flat, flat, team->size);
+    if (team->desks > 1) hand_over(team->flat, flat, team->size);
     return length;
 }
 
