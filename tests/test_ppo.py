@@ -82,7 +82,7 @@ ACTIONS = [gymnasium.spaces.Discrete(3), gymnasium.spaces.Box(-1, 1, (2,)), gymn
 
 @pytest.mark.parametrize("space", ACTIONS, ids=str)
 @pytest.mark.parametrize(
-    "options", [{}, {"entropy": 0.1}, {"value_clip": 0.3}, {"normalize_advantage": False}], ids=str
+    "options", [{}, {"entropy": 0.1}, {"value_clip": 0.3}, {"normalize_advantage": False}, {"kl_coef": 2.0}], ids=str
 )
 def test_gradient_and_step_are_those_of_the_loss_as_it_is_written_in_the_paper(space, options):
     config = srl.PPO(lr=0.01, clip=0.1, max_grad_norm=0.2, **options)
@@ -108,6 +108,7 @@ def test_gradient_and_step_are_those_of_the_loss_as_it_is_written_in_the_paper(s
         if config.value_clip:
             error = torch.max(error, (old + (value - old).clamp(-0.3, 0.3) - returns).square())
         loss = policy_loss + config.value_coef * 0.5 * error.mean() - config.entropy * entropy.mean()
+        loss = loss + config.kl_coef * (ratio - 1 - ratio.log()).mean()
         for weight in theirs.policy.parameters():
             weight.grad = None
         loss.backward()
@@ -121,6 +122,24 @@ def test_gradient_and_step_are_those_of_the_loss_as_it_is_written_in_the_paper(s
         for mine, other in zip(ours.policy.parameters(), theirs.policy.parameters(), strict=True):
             # Adam's steps have the gradient's sign more than its size, so where that is about 0 they may differ.
             assert (mine - other).abs().mean() < 1e-6 and (mine - other).abs().max() < 1e-3
+
+
+def test_penalty_keeps_an_update_near_the_policy_it_began_with():
+    spaces = Spaces(gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2))
+    slab = Slab(srl.PPO(horizon=16).block(spaces, 16), 1, shared=False)
+    rng = np.random.default_rng(0)
+    for name in ("obs", "reward"):
+        slab.arrays[name][:] = rng.normal(size=slab.arrays[name].shape)
+    slab.arrays["action"][:] = rng.integers(2, size=slab.arrays["action"].shape)
+    slab.arrays["log_prob"][:] = np.log(0.5)
+    slab.arrays["valid"][:] = True
+
+    def moved(kl_coef):
+        config = srl.PPO(horizon=16, lr=0.003, clip=1e6, epochs=8, minibatch=64, kl_coef=kl_coef)
+        learner = config.learner(spaces, 0, "cpu")
+        return learner.train(learner.prepare(Batch(slab, [0])), 0, lambda: False)["kl"]
+
+    assert moved(10.0) < 0.2 * moved(0.0)
 
 
 def test_running_norm_equals_the_statistics_of_all_it_saw():

@@ -66,6 +66,8 @@ class PPO(NetworkOptions, Algorithm):
     """Lower the entropy bonus along with the learning rate."""
     target_kl: float = 0.0
     """Stop an update's passes once the policy moved this far (0: never)."""
+    kl_coef: float = 0.0
+    """Weight of a penalty on how far an update moves the policy (0: none)."""
     max_grad_norm: float = 0.5
     """Gradients longer than this are shortened."""
     normalize_advantage: bool = True
@@ -169,7 +171,7 @@ class PPOLearner(TorchLearner):
         # What is shuffled: single entries, or with a memory whole chunks of them.
         index = np.flatnonzero(known)
         chunks = batch.chunks() if config.memory else index[None]
-        small = self.policy.small() if len(goals) == 3 else None
+        small = self.policy.small() if len(goals) == 3 and not config.kl_coef else None
         given = self.optimizer, config, self.bonus, batch.slab.flat, batch.positions, goals, index, self.peers
         one_pass = small.learner(*given).one_pass if small is not None else autograd(self, prepared, goals, chunks)
         sums, found = np.zeros((2, len(METRICS) + 1))  # the last are the samples
@@ -218,8 +220,11 @@ class PPOLearner(TorchLearner):
         if config.value_clip:
             near = old + (value - old).clamp(-config.value_clip, config.value_clip)
             square = torch.maximum(square, (near - returns).square())
+        moved = ratio - 1 - log_ratio
         loss = 0.5 * config.value_coef * square.sum() - objective.sum() - self.bonus * entropy.sum()
+        if config.kl_coef:
+            loss = loss + config.kl_coef * moved.sum()
         (loss / count).backward()
         with torch.no_grad():
-            metrics = -objective, 0.5 * square, entropy, ratio - 1 - log_ratio, ratio != clipped
+            metrics = -objective, 0.5 * square, entropy, moved, ratio != clipped
             return np.array([each.sum().item() for each in metrics])
