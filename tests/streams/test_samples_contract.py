@@ -867,14 +867,18 @@ def test_a_block_is_not_written_again_before_it_has_left(ends, names, fake_serve
         return sent == 5
 
     never(fill, 0.3)
-    seen = 0
+    seen, came = 0, 0
     while seen < 5:
         _, first, *frames = eventually(lambda: (fill() and None) or server.hear())
-        if decode([first])[0].kind == "block":
-            camera = np.frombuffer(frames[1], np.uint8)
+        kind = decode([first])[0].kind
+        if kind == "piece":
+            camera = np.frombuffer(frames[0], np.uint8)
             assert camera.min() == camera.max() == seen, f"block {seen} was overwritten on its way"
+            came += len(camera)
+        elif kind == "block":
+            assert came == 8 * 512 * 1024 and not len(frames[1])
             assert sent - seen <= STAGING, "a block was filled again before it was known to have come"
-            seen += 1
+            seen, came = seen + 1, 0
             server.send(identity, *encode(Header("credit", sequence=seen, number=100, version=0)))
 
 
@@ -914,6 +918,123 @@ def test_blocks_that_arrive_do_not_take_new_memory_each_time(tmp_path):
     found = subprocess.run(command, capture_output=True, text=True, timeout=25)
     assert found.returncode == 0, found.stderr
     assert float(found.stdout) < 0.75, "of all pages"
+
+
+def in_pieces(number, sequence=0):
+    """The messages of a block that is cut into pieces."""
+    slab = Slab(LARGE, 1, shared=False)
+    write(slab, 0, number)
+    cargo, names = Cargo(slab), {"sender": 0, "incarnation": 1, "sequence": sequence}
+    pieces = [encode(Header("piece", **names, number=i), [piece]) for i, piece in enumerate(cargo.cut(0))]
+    return [*pieces, [*encode(Header("block", **names)), *cargo.without_pieces(cargo.frames(0))]]
+
+
+@pytest.fixture
+def large(samples, ends, stranger):
+    """A consumer of large blocks and somebody with leave to send three of them."""
+    consumer, sender = ends.near(Consumer, samples(blocks=4, spec=LARGE)), stranger("samples")
+    sender.say("hello", incarnation=1)
+    granted(consumer, 3)
+    eventually(lambda: credit(sender) == 3)
+    return consumer, sender
+
+
+@TCP
+def test_pieces_become_their_block(large):
+    consumer, sender = large
+    for number in range(3):
+        for message in in_pieces(number, number):
+            sender.send(*message)
+    assert numbers(collected(consumer, 3, grants=0)) == [0, 1, 2]
+
+
+@TCP
+@pytest.mark.parametrize("lost", range(4))
+def test_a_piece_lost_on_the_way_takes_its_block_with_it_and_gives_its_credit_back(large, lost):
+    consumer, sender = large
+    for i, message in enumerate(in_pieces(1)):
+        if i != lost:
+            sender.send(*message)
+    eventually(lambda: credit(sender) == 4)
+    for message in in_pieces(2, sequence=1):
+        sender.send(*message)
+    assert numbers(collected(consumer, 1, grants=0)) == [2]
+    assert consumer.levels() == (2, 0)
+
+
+@TCP
+def test_pieces_sent_twice_change_nothing(large):
+    consumer, sender = large
+    first, second = in_pieces(1), in_pieces(2, sequence=1)
+    for message in (*first, *first, *second[:2], *second[:2], first[0], *second[2:]):
+        sender.send(*message)
+    assert numbers(collected(consumer, 2, grants=0)) == [1, 2]
+    assert consumer.duplicates == 1 and consumer.rejected == 0
+
+
+@TCP
+def test_a_large_block_may_come_whole(large):
+    consumer, sender = large
+    sender.send(*block_frames(1, spec=LARGE))
+    assert numbers(collected(consumer, 1, grants=0)) == [1]
+
+
+def test_a_block_has_few_pieces_however_large_it_is():
+    """What is on its way must find room, or blocks are lost."""
+    camera = ArraySpec((100, 1024, 1024), "|u1")
+    cargo = Cargo(Slab(BlockSpec({f"obs/{i}": camera for i in range(5)}, 0, 1), 1, shared=False))
+    assert cargo.pieces == len(cargo.cut(0)) < 75
+    assert sum(piece.nbytes for piece in cargo.cut(0)) == 5 * 100 * 2**20
+
+
+NO_PIECES = {
+    "too short": {"number": 0, "frames": [b"short"]},
+    "empty": {"number": 0, "frames": [b""]},
+    "too long": {"number": 0, "frames": [bytes(2**20 + 1)]},
+    "without a frame": {"number": 0, "frames": []},
+    "with two frames": {"number": 0, "frames": [bytes(2**20), b"more"]},
+}
+
+
+@TCP
+@pytest.mark.parametrize("given", NO_PIECES.values(), ids=NO_PIECES)
+def test_what_is_no_piece_is_refused_and_the_block_can_still_come(large, given):
+    consumer, sender = large
+    sender.say("piece", *given["frames"], incarnation=1, number=given["number"])
+    eventually(lambda: consumer.rejected == 1)
+    for message in in_pieces(1):
+        sender.send(*message)
+    assert numbers(collected(consumer, 1, grants=0)) == [1]
+
+
+@TCP
+def test_pieces_beyond_those_of_a_block_or_of_its_credit_are_refused(large):
+    consumer, sender = large
+    messages = in_pieces(1)
+    for message in messages[:-1]:
+        sender.send(*message)
+    sender.say("piece", b"more", incarnation=1, number=len(messages) - 1)
+    eventually(lambda: consumer.rejected == 1)
+    sender.send(*messages[-1])
+    for sequence in (1, 2, 3):
+        for message in in_pieces(sequence, sequence):
+            sender.send(*message)
+    eventually(lambda: consumer.rejected == 1 + len(messages))
+    assert numbers(consumer.drain()) == [1, 1, 2]
+
+
+@TCP
+def test_a_small_block_has_no_pieces(samples, ends, stranger):
+    consumer, sender = ends.near(Consumer, samples(blocks=4)), stranger("samples")
+    sender.say("hello", incarnation=1)
+    granted(consumer, 1)
+    eventually(lambda: credit(sender) == 1)
+    sender.say("piece", b"piece", incarnation=1)
+    header, *frames = block_frames(1)
+    sender.send(header, *frames[:-1], b"")
+    eventually(lambda: consumer.rejected == 2)
+    sender.send(header, *frames)
+    assert numbers(collected(consumer, 1, grants=0)) == [1]
 
 
 HELLO = Header("hello", 0, 1)

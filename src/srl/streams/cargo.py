@@ -3,6 +3,9 @@
 Fields of less than 64 kB travel together in one frame, larger ones in a frame each: a frame costs each side tens of
 microseconds, however short it is. Both sides know the spec, so a block either has exactly these frames or is refused.
 The header says which of them are compressed; those are taken apart into exactly the bytes they must have, or refused.
+
+Fields of several megabytes travel ahead of their block in pieces, each a message of its own: one lands while it is in
+the cache and the next is on its way. In the block their frames are then empty.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ from srl.core.specs import Array
 
 LARGE = 2**16
 """Bytes from which on a field has a frame of its own."""
+PIECE = 2**20
+"""Bytes of a piece."""
+_PIECES = 64
+"""About as many pieces has a block at most: there is room for a thousand messages on the way."""
 _LONGEST = 2**30
 """Bytes of a frame that is compressed at most."""
 _WORTH = 0.9
@@ -55,6 +62,12 @@ class Cargo:
         self.sizes = sizes(slab.spec)
         self._small = [field for field in fields if field.shape[1] < LARGE]
         self._large = [field for field in fields if field.shape[1] >= LARGE]
+        #: which large field each piece belongs to, and from where to where
+        size = max(PIECE, -(-sum(self.sizes) // _PIECES))
+        self._pieces = [(i, *part) for i, field in enumerate(self._large) for part in _pieces(field.shape[1], size)]
+        self.pieces = len(self._pieces)
+        #: the frames that are empty if pieces have come
+        self._cut = {i + len(self.sizes) - len(self._large) for i, _, _ in self._pieces}
         self._parts: dict[int, list[Array]] = {}
         self._cuts = list(pairwise(np.cumsum([0, *(field.shape[1] for field in self._small)]).tolist()))
 
@@ -68,19 +81,45 @@ class Cargo:
         """Those frames of a block that are where its fields are: the last ones."""
         return [field[block] for field in self._large]
 
+    def cut(self, block: int) -> list[Array]:
+        """The pieces of a block, where they are."""
+        return [self._large[number][block, begin:end] for number, begin, end in self._pieces]
+
+    def without_pieces(self, frames: Sequence[Any]) -> list[Any]:
+        """The frames of a block whose pieces travel by themselves."""
+        return [b"" if place in self._cut else frame for place, frame in enumerate(frames)]
+
     def check(self, frames: Sequence[Any], packed: int) -> list[Array]:
-        """The bytes of each frame. Raises DecodeError if they are not those of a block."""
+        """The bytes of each frame, none where they travel in pieces. Raises DecodeError if it is not a block's."""
         if len(frames) != len(self.sizes) or packed >> len(frames):
             raise DecodeError(f"{len(frames)} frames where {len(self.sizes)} belong")
         pairs = enumerate(zip(frames, self.sizes, strict=True))
-        return [unpack(frame, size) if packed >> i & 1 else plain(frame, size) for i, (frame, size) in pairs]
+        return [unpack(frame, size) if packed >> i & 1 else self._plain(i, frame, size) for i, (frame, size) in pairs]
+
+    def _plain(self, place: int, frame: Any, size: int) -> Array:
+        return plain(frame, 0 if place in self._cut and not memoryview(frame).nbytes else size)
 
     def land(self, whole: Sequence[Array], block: int) -> None:
-        """Write what was checked into a block."""
+        """Write what was checked into a block, whose pieces have landed before."""
         for field, (begin, end) in zip(self._small, self._cuts, strict=True):
             field[block] = whole[0][begin:end]
         for field, frame in zip(self._large, whole[len(whole) - len(self._large) :], strict=True):
-            field[block] = frame
+            if len(frame):
+                field[block] = frame
+
+    def land_piece(self, frames: Sequence[Any], piece: int, block: int) -> None:
+        """Write a piece into a block. Raises DecodeError if it is none."""
+        if len(frames) != 1 or piece >= self.pieces:
+            raise DecodeError(f"{len(frames)} frames for piece {piece} of {self.pieces}")
+        number, begin, end = self._pieces[piece]
+        self._large[number][block, begin:end] = plain(frames[0], end - begin)
+
+
+def _pieces(nbytes: int, size: int) -> list[tuple[int, int]]:
+    """Where the pieces of a field begin and end; none if it travels as a whole."""
+    if nbytes < 2 * size:
+        return []
+    return [(begin, min(begin + size, nbytes)) for begin in range(0, nbytes, size)]
 
 
 def plain(frame: Any, size: int) -> Array:

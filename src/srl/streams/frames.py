@@ -22,7 +22,7 @@ from srl.core.specs import Array
 MAGIC = b"SRL1"
 NO_STREAM = bytes(4)
 MAX_HEADER = 128
-_OF_STREAMS = {"hello", "credit", "block", "mark", "close", "request", "reply", "have", "parameters"}
+_OF_STREAMS = {"hello", "credit", "block", "piece", "mark", "close", "request", "reply", "have", "parameters"}
 _OF_RUNS_ACROSS_HOSTS = {"name", "where", "number", "count", "report", "order", "exit", "forget"}
 KINDS = frozenset(_OF_STREAMS | _OF_RUNS_ACROSS_HOSTS)
 

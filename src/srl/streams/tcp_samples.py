@@ -1,10 +1,11 @@
 """The sample stream between hosts: blocks filled here land in a board over there.
 
 On the consumer's side a thread stands in for the remote producers: it passes the board's grants on as credit and
-copies each block that arrives into a granted block. Credit is a running total (a producer may have sent at most
-``number`` blocks so far), so a credit message may be lost, repeated or late without harm. Blocks are numbered; one
-that comes twice is dropped, and one that was lost with its connection just gives its credit back. A producer whose
-connection is gone for a while gives all of it back: its host may be gone, and the others can go on.
+copies each block that arrives, a large one piece by piece, into a granted block. Credit is a running total (a producer
+may have sent at most ``number`` blocks so far), so a credit message may be lost, repeated or late without harm. Blocks
+are numbered; one that comes twice is dropped, and one that was lost with its connection, or a piece of it, just gives
+its credit back. A producer whose connection is gone for a while gives all of it back: its host may be gone, and the
+others can go on.
 
 Credit also says how many blocks have arrived: their memory on the producer's side is free again. What the board grants
 to a producer that has credit enough is told with its next block, for each thread that is woken costs tens of
@@ -96,6 +97,8 @@ class _Remote:
     """Whether it has been away for so long that it must begin anew."""
     marked: tuple[int, float] = (-1, 0.0)
     """Which block comes next, and since when it does."""
+    arrived: tuple[int, int] = (-1, 0)
+    """Which block comes in pieces, and how many of them have come."""
 
     @property
     def short(self) -> bool:
@@ -171,13 +174,26 @@ class TcpConsumer(BoardConsumer):
             if remote is not None and header.incarnation == remote.incarnation:
                 remote.producer.close()
                 del self._remotes[header.sender]
-        elif header.kind not in ("block", "mark"):
+        elif header.kind not in ("block", "piece", "mark"):
             raise DecodeError(f"a producer does not send {header.kind!r}")
         elif remote is not None and header.incarnation == remote.incarnation and not remote.gone:
             if header.kind == "mark":
                 remote.marked = header.sequence, time.monotonic()
+            elif header.kind == "piece":
+                self._land_piece(remote, header, frames)
             else:
                 self._land(remote, header, frames)
+
+    def _land_piece(self, remote: _Remote, header: Header, frames: Any) -> None:
+        """Write a piece where its block will be; what comes after one that was lost is of no use."""
+        if header.sequence < remote.received:
+            return
+        if not remote.granted:
+            raise DecodeError("a piece of a block that was never granted")
+        number = remote.arrived[1] if remote.arrived[0] == header.sequence else 0
+        if header.number == number:
+            self._cargo.land_piece(frames, number, remote.granted[0].block)
+            remote.arrived = header.sequence, number + 1
 
     def _land(self, remote: _Remote, header: Header, frames: Any) -> None:
         if header.sequence < remote.received:
@@ -190,6 +206,8 @@ class TcpConsumer(BoardConsumer):
         remote.received = header.sequence + 1
         if not remote.granted:
             raise DecodeError("a block that was never granted")
+        if not all(map(len, whole)) and remote.arrived != (header.sequence, self._cargo.pieces):
+            return  # a piece was lost, and with it the block
         grant = remote.granted.popleft()
         self._cargo.land(whole, grant.block)
         remote.producer.commit(grant.block, header.sequence)
@@ -240,6 +258,7 @@ class TcpProducer:
         self._link = ServerLink(stream.names, stream.name, 1024)
         # Made once: a frame that ZeroMQ lets go of costs a thread that is woken to hear of it.
         self._kept = [[zmq.Frame(each, copy=False) for each in self._cargo.large(i)] for i in range(STAGING)]
+        self._pieces = [[zmq.Frame(each, copy=False) for each in self._cargo.cut(i)] for i in range(STAGING)]
         self._free = list(range(STAGING))
         self._open: set[int] = set()
         self._leaving: deque[tuple[int, int]] = deque()
@@ -270,21 +289,24 @@ class TcpProducer:
             self._link.send(Header("mark", self.index, self.incarnation, self._sent))
         else:
             frames, packed = self.packing.pack(frames)
-        kept = self._kept[block]
+        kept, pieces = self._kept[block], [] if packed else self._pieces[block]
         for place, same in enumerate(kept, len(frames) - len(kept)):
             frames[place] = frames[place] if packed >> place & 1 else same
-        header = Header("block", self.index, self.incarnation, self._sent, packed)
-        if self._send(header, frames):
+        if pieces:
+            frames = self._cargo.without_pieces(frames)
+        sent = all(self._send("piece", number, [piece]) for number, piece in enumerate(pieces))
+        if sent and self._send("block", packed, frames):
             self._leaving.append((self._sent, block))
         else:
             self._free.append(block)
         self._sent += 1
 
-    def _send(self, header: Header, frames: list[Any]) -> bool:
-        """Send a block; False if it is lost, which gives its credit back."""
+    def _send(self, kind: str, number: int, frames: list[Any]) -> bool:
+        """Send a part of a block; False if it is lost, which gives its credit back."""
         socket = self._link.socket
         if socket is None:
             return False
+        header = Header(kind, self.index, self.incarnation, self._sent, number)
         try:
             socket.send(encode(header, stream=self._link.stream)[0], _MORE)
             for left, frame in zip(range(len(frames) - 1, -1, -1), frames, strict=True):
