@@ -108,7 +108,7 @@ CASES = {
     "vdn-spread": _spread(_team(VDN), -131.03),
     "ppo-pong": _pong(srl.PPO, 3, clip=0.1),
     "appo-pong": _pong(srl.APPO, 3, "ppo-pong", clip=0.1),
-    "impala-pong": _pong(srl.IMPALA, 1, "ppo-pong", lam=0.95, normalize_advantage=True),
+    "impala-pong": _pong(srl.IMPALA, 3, "ppo-pong", lam=0.95, normalize_advantage=True, kl_coef=10.0),
     "dqn-minatar": _minatar("Breakout", srl.DQN(minibatch=32, samples_per_insert=8, **DQN), 300_000),
     "r2d2-minatar": _minatar("Breakout", srl.R2D2(minibatch=8, samples_per_insert=16, **DQN), 300_000, "dqn-minatar"),
 }
