@@ -67,7 +67,7 @@ class PPO(NetworkOptions, Algorithm):
     target_kl: float = 0.0
     """Stop an update's passes once the policy moved this far (0: never)."""
     kl_coef: float = 0.0
-    """Weight of a penalty on how far an update moves the policy (0: none)."""
+    """Weight of a penalty on the distance from the policy that ratios are taken against (0: none)."""
     max_grad_norm: float = 0.5
     """Gradients longer than this are shortened."""
     normalize_advantage: bool = True
