@@ -72,11 +72,12 @@ def _socket(network: Network, kind: int, max_bytes: int) -> zmq.Socket[bytes]:
     return socket
 
 
-def receive(socket: zmq.Socket[bytes], limit: int = 1024) -> Iterator[list[Any]]:
-    """Messages that are already there, as lists of frames; at most ``limit`` of them."""
+def receive(socket: zmq.Socket[bytes], limit: int = 1024, ready: bool = False) -> Iterator[list[Any]]:
+    """Messages that are already there, as lists of frames; at most ``limit`` of them. ``ready``: there is one."""
     for _ in range(limit):
-        if not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:  # a third of what an exception takes
+        if not ready and not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:  # a third of what an exception takes
             return
+        ready = False
         try:
             frame = socket.recv(_AT_ONCE, copy=False)
         except zmq.Again:  # it was from somebody who has left meanwhile, or may not speak
@@ -136,9 +137,10 @@ class ServerThread:
         poller.register(bell, zmq.POLLIN)
         try:
             while not self._closing.is_set():
-                if any(ready == bell for ready, _ in poller.poll(200)):
+                ready = dict(poller.poll(200))
+                if bell in ready:
                     self.bell.clear()
-                for frames in receive(self.socket):
+                for frames in receive(self.socket, ready=True) if self.socket in ready else ():
                     try:
                         self._handle(bytes(frames[0]), *decode(frames[1:], self.stream))
                     except DecodeError:

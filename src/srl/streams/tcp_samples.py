@@ -7,9 +7,9 @@ are numbered; one that comes twice is dropped, and one that was lost with its co
 its credit back. A producer whose connection is gone for a while gives all of it back: its host may be gone, and the
 others can go on.
 
-Credit also says how many blocks have arrived: their memory on the producer's side is free again. What the board grants
-to a producer that has credit enough is told with its next block, for each thread that is woken costs tens of
-microseconds.
+Credit also says how many blocks have arrived: their memory on the producer's side is free again. That is told of every
+second block, and what the board grants to a producer that has credit enough is told along with it, for each thread that
+is woken costs tens of microseconds.
 
 Now and then a producer on another host sends a mark before a block. The consumer answers how many microseconds passed
 between the two. So the producer knows what the link carries, and whether its blocks should be compressed
@@ -42,6 +42,8 @@ _LINGER = 1000
 _PROBE = 1.0
 """Seconds between two messages at least: sending is how it is found out that a producer is away."""
 _MORE, _LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
+_SOON = 0.1
+"""Seconds until a producer hears that a single block has arrived; of two it hears at once."""
 _GONE = 3.0
 """Seconds a producer may be away before others get the blocks that were granted to it."""
 STAGING = 4
@@ -228,8 +230,9 @@ class TcpConsumer(BoardConsumer):
                     remote.version = grant.version
             except StreamClosed:
                 return
-            credit, news = remote.received + len(remote.granted), remote.received != remote.known
+            credit, late = remote.received + len(remote.granted), now - remote.tried > _SOON
             dry = remote.short and credit > remote.credit
+            news = remote.received - remote.known > (0 if late else 1)
             if dry or news or remote.version != remote.told or now - remote.tried > _PROBE:
                 remote.credit, remote.known, remote.told, remote.tried = credit, remote.received, remote.version, now
                 number, unpacks = remote.received, int(codec() is not None)
