@@ -20,7 +20,7 @@ TINY = """
 from srl import cli
 from srl.bench import streams
 
-streams.QUICK = streams.Settings(2, 0.005, 0.01, (10_000, 1_000_000), (1,), (1, 2), (10_000_000,))
+streams.QUICK = streams.Settings(2, 1, 0.005, 0.01, (10_000, 1_000_000), (1,), (1, 2), (10_000_000,))
 cli.main()
 """
 LANES = {
@@ -122,7 +122,7 @@ class Failing(Held):
 def test_what_goes_wrong_in_another_process_ends_the_benchmark(method, message):
     with pytest.raises(SrlError, match=message), peers(1) as (peer,):
         end = peer.make(Failing)
-        alternate({}, [Lane("failing", lambda: end.call(method), [end])], 1)
+        alternate(Case({}), [Lane("failing", lambda: end.call(method), [end])], 1)
 
 
 def test_an_interpreter_that_is_not_there_is_refused_at_once(srl_command):

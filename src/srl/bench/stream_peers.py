@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -193,9 +193,8 @@ class Case:
         return float(np.median(np.divide(ours, theirs))) if ours and theirs and len(ours) == len(theirs) else None
 
 
-def alternate(about: Mapping[str, int], lanes: Sequence[Lane], rounds: int) -> Case:
-    """Run all lanes in turn, ``rounds`` times."""
-    case = Case(dict(about))
+def alternate(case: Case, lanes: Sequence[Lane], rounds: int) -> None:
+    """Run all lanes in turn, ``rounds`` times, and enter what they found."""
     for number in range(rounds + 1):
         for lane in lanes:
             try:
@@ -207,7 +206,6 @@ def alternate(about: Mapping[str, int], lanes: Sequence[Lane], rounds: int) -> C
     for lane in lanes:
         for end in lane.ends:
             end.call("drop")
-    return case
 
 
 class Clock:

@@ -6,10 +6,11 @@ there. Each is measured in turn with a yardstick (memcpy, a bare doorbell, raw Z
 and, given an interpreter that has it, with Ray. What exactly is timed is told in ``stream_samples.py``,
 ``stream_inference.py`` and ``stream_parameters.py`` beside this file.
 
-Numbers are medians over rounds in which all ways take turns; a ratio is the median of the ratios within a round. Every
-way is run once before anything counts: the first write to a page of shared memory (or of any other) costs a page fault,
-which is paid once a run and is not what a stream costs. Processor time is that of both sides, threads included, but for
-Ray only that of its two workers, not of its daemons. With more clients than cores, clients wait for each other as well.
+Numbers are medians over rounds in which all ways take turns, in several sets of processes; a ratio is the median of the
+ratios within a round. In every set each way is run once before anything counts: the first write to a page of shared
+memory (or of any other) costs a page fault, which is paid once a run and is not what a stream costs. Processor time is
+that of both sides, threads included, but for Ray only that of its two workers, not of its daemons. With more clients
+than cores, clients wait for each other as well.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Settings:
     """How much is measured."""
 
     rounds: int = 5
+    sets: int = 3
+    """How often the processes are started anew: some are luckier with their memory than others while they live."""
     seconds: float = 0.2
     """Length of one run, about."""
     asking: float = 0.1
@@ -78,7 +81,7 @@ class Settings:
         }
 
 
-QUICK = Settings(2, 0.04, 0.04, (10_000, 1_000_000, 8_000_000), (1, 64), (1, 4), (100_000, 10_000_000))
+QUICK = Settings(2, 1, 0.04, 0.04, (10_000, 1_000_000, 8_000_000), (1, 64), (1, 4), (100_000, 10_000_000))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -131,15 +134,16 @@ def measure(
 ) -> dict[Section, list[Case]]:
     """All cases of the wanted sections."""
     number = max([4, *(1 + about["clients"] for about in wanted.get("inference", ()))])
-    total, done = sum(len(cases) for cases in wanted.values()), 0
-    found: dict[Section, list[Case]] = {name: [] for name in wanted}
-    with tempfile.TemporaryDirectory(prefix="srl-bench-") as folder, peers(number) as processes:
-        for name, cases in wanted.items():
-            for about in cases:
-                done += 1
-                tell(f"{done} of {total}: {name}, " + ", ".join(f"{value:,} {what}" for what, value in about.items()))
-                lanes = lanes_of(name, processes, about, settings, Path(folder))
-                found[name].append(alternate(about, lanes, settings.rounds))
+    found = {name: [Case(dict(about)) for about in cases] for name, cases in wanted.items()}
+    total, done = settings.sets * sum(len(cases) for cases in found.values()), 0
+    for _ in range(settings.sets):
+        with tempfile.TemporaryDirectory(prefix="srl-bench-") as folder, peers(number) as processes:
+            for name, cases in found.items():
+                for case in cases:
+                    done += 1
+                    told = ", ".join(f"{value:,} {what}" for what, value in case.about.items())
+                    tell(f"{done} of {total}: {name}, {told}")
+                    alternate(case, lanes_of(name, processes, case.about, settings, Path(folder)), settings.rounds)
     return found
 
 
@@ -156,7 +160,7 @@ def measure_ray(
     python: Path, wanted: dict[Section, list[dict[str, int]]], settings: Settings, found: dict[Section, list[Case]]
 ) -> dict[str, str]:
     """Have Ray measured in a process of its own interpreter; its numbers are entered beside ours."""
-    order = {"cases": wanted, "rounds": settings.rounds, "seconds": settings.seconds}
+    order = {"cases": wanted, "rounds": settings.rounds * settings.sets, "seconds": settings.seconds}
     done = subprocess.run([python, _RAY], input=json.dumps(order), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SrlError(f"{_RAY.name} failed: {done.stderr.strip().splitlines()[-1:]}")
