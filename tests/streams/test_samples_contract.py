@@ -331,6 +331,29 @@ def test_who_waits_for_several_blocks_is_woken_when_all_are_there(samples, ends)
     assert len(consumer.take(3)) == 3
 
 
+def test_who_took_a_batch_is_woken_for_the_next_one_or_for_less_if_it_asks(samples, ends):
+    stream = samples(blocks=8)
+    consumer, producer = ends.near(Consumer, stream), ends.far(Producer, stream)
+    granted(consumer, 8)
+    for number in range(2):
+        eventually(lambda number=number: producer.produce(number))
+    eventually(lambda: consumer.take(2))
+    while consumer.wait(0.02)[1]:
+        pass
+    eventually(lambda: producer.produce(2))
+    eventually(lambda: consumer.levels()[1] == 1)
+    assert not consumer.wait(0.05)[1]
+    eventually(lambda: producer.produce(3))
+    assert consumer.wait(3)[1]
+    assert len(consumer.take(2)) == 2
+    assert consumer.take(1) is None
+    while consumer.wait(0.02)[1]:
+        assert consumer.take(1) is None
+    eventually(lambda: producer.produce(4))
+    assert consumer.wait(3)[1]
+    assert len(consumer.take(1)) == 1
+
+
 # Closing
 
 

@@ -72,7 +72,8 @@ class SampleConsumer(Protocol):
     def take(self, count: int, wake: int = 0) -> list[Full] | None:
         """The ``count`` oldest full blocks, or None while there are fewer.
 
-        Who gets None is not woken before there are ``count``, or ``wake`` if that is more.
+        Who gets None is not woken before there are ``count``, or ``wake`` if that is more; who gets some, not before
+        there is the rest of ``wake``, or as many again.
         """
 
     def release(self, blocks: Sequence[Full]) -> None:

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -116,7 +116,8 @@ class BoardProducer:
     def acquire(self) -> Grant | None:
         """See :class:`~srl.streams.protocols.SampleProducer`."""
         me = self.index
-        self._check()
+        if self._closed[0] or self._epochs[me] != self._epoch:
+            self._refuse()
         while (accepted := self._accepted[me]) < self._granted[me]:
             place = accepted % self.board.ring
             block, epoch, version = self._grants[place, 0], self._grants[place, 1], self._grants[place, 2]
@@ -129,7 +130,8 @@ class BoardProducer:
     def commit(self, block: int, sequence: int | None = None) -> None:
         """See :class:`~srl.streams.protocols.SampleProducer`; who numbers blocks itself gives their ``sequence``."""
         me, fulls, committed = self.index, self._fulls, self._committed
-        self._check()
+        if self._closed[0] or self._epochs[me] != self._epoch:
+            self._refuse()
         if block not in self._open:
             raise StreamError(f"block {block} was not granted to producer {me}")
         self._open.remove(block)
@@ -141,11 +143,10 @@ class BoardProducer:
         if sum(committed) >= self._wake[0]:
             self.board.consumer_bell.ring()
 
-    def _check(self) -> None:
+    def _refuse(self) -> Never:
         if self._closed[0]:
             raise StreamClosed("the consumer has closed the sample stream")
-        if self._epochs[self.index] != self._epoch:
-            raise StreamClosed(f"another worker has taken the place of producer {self.index}")
+        raise StreamClosed(f"another worker has taken the place of producer {self.index}")
 
     def pollable(self) -> Any:
         """See :class:`~srl.streams.protocols.SampleProducer`."""
@@ -230,13 +231,16 @@ class BoardConsumer:
     def take(self, count: int, wake: int = 0) -> list[Full] | None:
         """See :class:`~srl.streams.protocols.SampleConsumer`."""
         self._collect()
-        if len(self._ready) < count:
-            # Who commits meanwhile still rings as it was agreed before: no ring is missed.
-            self.board.wake[0] = sum(self.board.collected.tolist()) + max(wake, count) - len(self._ready)
-            return None
-        taken = [self._ready.popleft() for _ in range(count)]
-        for full in taken:
-            self.board.state[full.block] = HELD
+        board, ready = self.board, self._ready
+        taken = [ready.popleft() for _ in range(count)] if len(ready) >= count else None
+        for full in taken or ():
+            board.state[full.block] = HELD
+        # After some of a batch its rest is wanted, after a whole one as many again: nobody rings before that.
+        wanted = max(wake, count) if taken is None else wake - count if wake > count else count
+        due = sum(board.collected.tolist()) - len(ready) + wanted
+        if due < board.wake[0]:  # who commits meanwhile goes by what was agreed before: look once more before sleeping
+            board.consumer_bell.ring()
+        board.wake[0] = due
         return taken
 
     def release(self, blocks: Sequence[Full]) -> None:
