@@ -101,12 +101,12 @@ class BoardProducer:
     def __init__(self, board: SampleBoard, index: int, incarnation: int) -> None:
         self.board, self.index, self.incarnation = board, index, incarnation
         self.slab = board.slab
-        self._sequence = 0
+        self._sequence, self._ring = 0, board.ring
         self._open: set[int] = set()
         # Single integers are read and written in half the time where numpy has no part in it.
         self._closed, self._wake, self._epochs = board.closed.data, board.wake.data, board.epoch.data
         self._granted, self._accepted, self._committed = board.granted.data, board.accepted.data, board.committed.data
-        self._grants, self._fulls = board.grants[index].data, board.fulls[index].data
+        self._grants, self._fulls = (each[index].reshape(-1).data for each in (board.grants, board.fulls))
         board.accepted[index] = board.granted[index]
         board.epoch[index] += 1
         board.present[index] = 1
@@ -119,8 +119,8 @@ class BoardProducer:
         if self._closed[0] or self._epochs[me] != self._epoch:
             self._refuse()
         while (accepted := self._accepted[me]) < self._granted[me]:
-            place = accepted % self.board.ring
-            block, epoch, version = self._grants[place, 0], self._grants[place, 1], self._grants[place, 2]
+            at, grants = accepted % self._ring * 3, self._grants
+            block, epoch, version = grants[at], grants[at + 1], grants[at + 2]
             self._accepted[me] = accepted + 1
             if epoch == self._epoch:
                 self._open.add(block)
@@ -136,10 +136,11 @@ class BoardProducer:
             raise StreamError(f"block {block} was not granted to producer {me}")
         self._open.remove(block)
         number = self._sequence if sequence is None else sequence
-        place = committed[me] % self.board.ring
-        fulls[place, 0], fulls[place, 1], fulls[place, 2] = block, self.incarnation, number
+        before = committed[me]
+        at = before % self._ring * 3
+        fulls[at], fulls[at + 1], fulls[at + 2] = block, self.incarnation, number
         self._sequence = number + 1
-        committed[me] += 1
+        committed[me] = before + 1
         if sum(committed) >= self._wake[0]:
             self.board.consumer_bell.ring()
 
