@@ -107,6 +107,7 @@ CASES = {
     "qmix-spread": _spread(_team(QMIX), -126.62),
     "vdn-spread": _spread(_team(VDN), -131.03),
     "ppo-pong": _pong(srl.PPO, 3, clip=0.1),
+    "ppo-kl-pong": _pong(srl.PPO, 3, "ppo-pong", kl_coef=10.0),
     "appo-pong": _pong(srl.APPO, 3, "ppo-pong", correction="decoupled", kl_coef=10.0),
     "appo-clip-pong": _pong(srl.APPO, 3, "ppo-pong", clip=0.1, correction="decoupled"),
     "appo-vtrace-pong": _pong(srl.APPO, 3, "ppo-pong", clip=0.1, correction="vtrace"),
