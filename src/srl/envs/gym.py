@@ -55,7 +55,7 @@ class Gym(EnvConfig):
             spec = _spec(self.id)
             atari = self.id.startswith("ALE/")
             if spec.vector_entry_point is not None and (atari or not render):
-                env = _native(spec, copies, {"num_threads": 1, **self.kwargs} if atari else self.kwargs)
+                env = _native(spec, copies, self.kwargs)
                 if env is not None:
                     return GymVector(name, env, copies, watch)
             kwargs = {**self.kwargs, **rendering(_creator(spec), render)}
@@ -145,7 +145,12 @@ def _creator(spec: EnvSpec) -> Callable[..., Any]:
 
 def _native(spec: EnvSpec, copies: int, kwargs: dict[str, Any]) -> VectorEnv[Any, Any, Any] | None:
     """The environment's own vector implementation, unless it resets its copies in another way than ours."""
-    env = gymnasium.make_vec(spec.id, num_envs=copies, **kwargs)
+    if spec.id.startswith("ALE/"):
+        from srl.envs import atari
+
+        env = atari.vector(spec.id, spec.kwargs["game"], copies, {"num_threads": 1, **kwargs})
+    else:
+        env = gymnasium.make_vec(spec.id, num_envs=copies, **kwargs)
     if env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP:
         return env
     env.close()

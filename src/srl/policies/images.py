@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from srl.core import native
+from srl.policies.products import linear, rounded
 
 BLOCK = 4
 """Pixels of the blocks that images are compared by: the first layer's step, half of its window."""
@@ -56,16 +56,19 @@ def convolved(x: Tensor, layers: Sequence[nn.Conv2d]) -> Tensor | None:
     # The first layer's weights in the order of blocks; bytes become numbers between 0 and 1 through them.
     split = first.weight.reshape(len(first.weight), channels, 2, BLOCK, 2, BLOCK)
     weight = split.permute(0, 2, 4, 1, 3, 5).reshape(len(first.weight), -1) * (1 / 255)
-    seen = functional.linear(pixels, weight, first.bias).relu_()
+    seen = linear(pixels, weight, first.bias)
     for layer, numbers in ((second, windows), (third, last)):
         rows: Tensor = Spread.apply(seen, numbers)  # type: ignore[no-untyped-call]
-        seen = functional.linear(rows, layer.weight.permute(0, 2, 3, 1).flatten(1), layer.bias).relu_()
+        seen = linear(rows, layer.weight.permute(0, 2, 3, 1).flatten(1), layer.bias)
     out: Tensor = SpreadPlanes.apply(seen, places)  # type: ignore[no-untyped-call]
     return out
 
 
 def _find(library: ctypes.CDLL, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
-    """The different blocks, the different patches of three layers, and the numbers of the last, by image."""
+    """The different blocks, the different patches of three layers, and the numbers of the last, by image.
+
+    There may be a few patches more, which nobody refers to.
+    """
     rows, channels, height, width = x.shape
     high, wide = height // BLOCK, width // BLOCK
     most = [rows * high * wide // 2]  # with more of them convolutions are the faster way
@@ -79,7 +82,9 @@ def _find(library: ctypes.CDLL, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     pointers = (c_void_p * 4)(*(each.data_ptr() for each in kept))
     if not library.repeats_find(_at(x), *map(c_int64, x.shape), pointers, (c_int64 * 4)(*most), counts, _at(places)):
         return None
-    blocks, patches, windows, last = (each[:count] for each, count in zip(kept, counts, strict=True))
+    for each, count in zip(kept[1:], counts[1:], strict=True):
+        each[count : rounded(count)] = 0
+    blocks, patches, windows, last = (each[: rounded(count)] for each, count in zip(kept, counts, strict=True))
     return blocks, patches, windows, last, places
 
 

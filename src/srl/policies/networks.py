@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from srl.core.specs import channels_last, choices_of, is_image, leaves, spec_of
 from srl.policies.images import convolved, interleaved
+from srl.policies.products import linear
 
 if TYPE_CHECKING:
     from srl.algorithms.base import Peers
@@ -108,8 +109,8 @@ class NatureCNN(nn.Module):
         convolutions = [self.first, *(each for each in self.convolutions if isinstance(each, nn.Conv2d))]
         flat = convolved(x, convolutions)
         if flat is not None:
-            out: Tensor = self.dense(flat)
-            return out
+            dense: Any = self.dense[0]
+            return linear(flat, dense.weight, dense.bias)
         # Channels last is the layout the convolution kernels work in; converting once here saves it in every layer.
         image = interleaved(x)
         # Bytes become numbers between 0 and 1 through the weights, which are fewer than the pixels.

@@ -1,0 +1,67 @@
+"""Atari's screens made smaller in C against ALE's own."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+from srl.core import native
+from srl.envs import atari
+
+ale_py = pytest.importorskip("ale_py")
+compiled = pytest.mark.skipif(native.library() is None, reason="there was no compiler")
+PLAIN = {"num_threads": 1, "repeat_action_probability": 0.0}
+
+
+def ids() -> dict[str, str]:
+    """The id of every game."""
+    gymnasium.register_envs(ale_py)
+    found = (spec for spec in gymnasium.registry.values() if spec.id.startswith("ALE/") and spec.id.endswith("-v5"))
+    return {spec.kwargs["game"]: spec.id for spec in found}
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("game", "options"),
+    [
+        ("pong", {}),
+        ("breakout", {"episodic_life": True, "max_num_frames_per_episode": 900}),
+        ("carnival", {}),
+        ("seaquest", {"img_height": 64, "img_width": 64, "stack_num": 2, "maxpool": False}),
+        ("seaquest", {"img_height": 105, "img_width": 70, "stack_num": 1}),
+    ],
+)
+def test_screens_are_to_the_bit_those_of_ale(game, options):
+    name, options = ids()[game], {**PLAIN, **options}
+    theirs, ours = gymnasium.make_vec(name, num_envs=3, **options), atari.vector(name, game, 3, options)
+    assert isinstance(ours, atari.Screens)
+    assert ours.single_observation_space == theirs.single_observation_space
+    assert ours.observation_space == theirs.observation_space
+    luck, ends = np.random.default_rng(0), 0
+    for seed in (5, 6):
+        (found, _), (expected, _) = ours.reset(seed=seed), theirs.reset(seed=seed)
+        np.testing.assert_array_equal(found, expected)
+        for _ in range(300):
+            actions = luck.integers(0, theirs.single_action_space.n, 3)
+            mine, other = ours.step(actions), theirs.step(actions)
+            for one, two in zip(mine[:4], other[:4], strict=True):
+                np.testing.assert_array_equal(one, two)
+            ends += int((other[2] | other[3]).sum())
+    assert ends or not options.get("episodic_life")
+    ours.close(), theirs.close()
+
+
+@pytest.mark.parametrize("options", [{"img_height": 105, "img_width": 80}, {"grayscale": False}, {"img_height": 300}])
+def test_what_is_not_made_smaller_in_c_is_left_to_ale(options):
+    made = atari.vector(ids()["pong"], "pong", 1, {**PLAIN, **options})
+    assert not isinstance(made, atari.Screens)
+    made.close()
+
+
+def test_the_height_of_every_screen_is_known():
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    for game in ids():
+        ale = ale_py.ALEInterface()
+        ale.loadROM(ale_py.roms.get_rom_path(game))
+        assert ale.getScreenDims() == (atari._HEIGHTS.get(game, atari._HEIGHT), atari._WIDTH), game
