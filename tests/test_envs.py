@@ -162,7 +162,7 @@ def test_native_vectors_are_used_where_they_exist():
     pytest.importorskip("ale_py")
     assert type(envs.gym("CartPole-v1").make(2).env).__name__ == "CartPoleVectorEnv"
     pong = envs.gym("ALE/Pong-v5").make(2)
-    assert type(pong.env).__name__ == "AtariVectorEnv"
+    assert type(pong.env.unwrapped).__name__ == "AtariVectorEnv"
     assert pong.spaces("agent").observation_spec()["obs"].shape == (4, 84, 84)
     pong.close()
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from srl.algorithms.base import NetworkOptions, Peers
 from srl.core.specs import Spaces
 from srl.policies.distributions import ActionHead
+from srl.policies.eye import Eye, eye
 from srl.policies.networks import RunningNorm, head
 from srl.policies.small import Small, small
 from srl.policies.trunk import Trunk
@@ -35,6 +36,7 @@ class ActorCritic(nn.Module):
         self.by_hand = not spaces.masked
         """Whether :mod:`srl.policies.small` may be used."""
         self._small: Small | None = None
+        self._eye: Eye | None = None
         self._looked = -1
         self._anchor = (self.value.weight,)  # a tuple: looking a weight up in a module takes a while
 
@@ -52,12 +54,19 @@ class ActorCritic(nn.Module):
 
     def small(self) -> Small | None:
         """The same in C, where that is faster."""
-        if not self.by_hand:
-            return None
-        place = self._anchor[0].data_ptr()
-        if self._looked != place:  # the first time, or the weights have moved
-            self._small, self._looked = small(self), place
+        self._look()
         return self._small
+
+    def acting(self) -> Small | Eye | None:
+        """Acting in C, where that is faster."""
+        self._look()
+        return self._small or self._eye
+
+    def _look(self) -> None:
+        """See what can be done in C: the first time, or if the weights have moved."""
+        place = self._anchor[0].data_ptr()
+        if self.by_hand and self._looked != place:
+            self._small, self._eye, self._looked = small(self), eye(self), place
 
     def evaluate(
         self, inputs: dict[str, Tensor], state: dict[str, Tensor], keep: Tensor | None = None

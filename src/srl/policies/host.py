@@ -39,7 +39,7 @@ class PolicyHost:
         self.policy: Any = algorithm.policy(spaces)
         self.policy.eval()
         self.version = -1
-        self._small = getattr(self.policy, "small", lambda: None)
+        self._acting = getattr(self.policy, "acting", lambda: None)
         self.generator = torch.Generator().manual_seed(seed)
         self._explore = explore
         self._like = arrays_of(self.policy)
@@ -75,9 +75,9 @@ class PolicyHost:
         return {**outputs, **before, "first": fresh}
 
     def _run(self, inputs: Arrays, clients: Array) -> Arrays:
-        generator, small = self.generator if self._explore else None, self._small()
-        if small is not None:
-            found: Arrays = small.act(inputs, generator)
+        generator, acting = self.generator if self._explore else None, self._acting()
+        found: Arrays | None = acting.act(inputs, generator) if acting is not None else None
+        if found is not None:
             return found
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}

@@ -86,6 +86,7 @@ class NatureCNN(nn.Module):
         self.last = channels_last(shape)
         if self.last:
             shape = (shape[2], *shape[:2])
+        self.shape = shape[1:]
         self.first = _orthogonal(nn.Conv2d(shape[0], 32, 8, 4))
         self.convolutions = nn.Sequential(
             nn.ReLU(),

@@ -86,75 +86,73 @@ def library() -> Any:
 def small(policy: ActorCritic) -> Small | None:
     """The arithmetic of ``policy``, if it is one that this can do."""
     trunk = policy.trunk
-    if not trunk.twins or trunk.reduced or len(policy.action.heads) != 1 or library() is None:
+    if not trunk.twins or trunk.reduced or not Heads.fit(policy):
         return None
-    head = policy.action.heads[0]
-    choice = isinstance(head, Categorical) and len(head.counts) == 1
     layers = list(trunk.encoder.mlp.layers)
-    known = all(isinstance(layer, (Twins, Tanh, torch.nn.ReLU)) for layer in layers) and len(layers) <= 2 * _DEEPEST
-    if not (choice or isinstance(head, Gaussian)) or not known or policy.value.weight.device.type != "cpu":
+    if not all(isinstance(layer, (Twins, Tanh, torch.nn.ReLU)) for layer in layers) or len(layers) > 2 * _DEEPEST:
         return None
     products = sum(layer.weight.numel() for layer in layers if isinstance(layer, Twins))
     return Small(policy) if products <= _LARGEST else None
 
 
-class Small:
-    """See above."""
+class Heads:
+    """The heads of an actor-critic: actions and values from features."""
 
-    def __init__(self, policy: ActorCritic) -> None:
-        self.encoder = policy.trunk.encoder
-        self.plain = self.encoder.vectors[0] if len(self.encoder.vectors) == 1 and not self.encoder.discrete else ""
+    def __init__(self, policy: ActorCritic, inputs: int, **hidden: Any) -> None:
+        """``hidden`` are the fields of layers before the heads."""
         self.name = policy.action.names[0]
         self.return_norm = policy.return_norm
         head: Any = policy.action.heads[0]
-        layers = list(self.encoder.mlp.layers)
-        hidden = [layer for layer in layers if isinstance(layer, Twins)]
         self.choice = isinstance(head, Categorical)
         self.shape: tuple[int, ...] = head.shape
         linear = head.logits if self.choice else head.mean
         self.actions: int = linear.out_features
         start = getattr(head, "start", None)
         self.network = _Network(
-            depth=len(hidden),
-            inputs=self.encoder.width,
+            inputs=inputs,
             actions=self.actions,
             gaussian=not self.choice,
             start=0 if start is None else int(start),
-            width=Integers(*(layer.weight.shape[2] for layer in hidden)),
-            tanh=Integers(*(isinstance(layer, Tanh) for layer in layers if not isinstance(layer, Twins))),
-            weight=Pointers(*(layer.weight.data_ptr() for layer in hidden)),
-            bias=Pointers(*(layer.bias.data_ptr() for layer in hidden)),
             actor=linear.weight.data_ptr(),
             actor_bias=linear.bias.data_ptr(),
             critic=policy.value.weight.data_ptr(),
             critic_bias=policy.value.bias.data_ptr(),
             log_std=None if self.choice else head.log_std.data_ptr(),
+            **hidden,
         )
         self._at = ctypes.addressof(self.network)
-        self._norm_version = self._return_version = -1
+        self._return_version = -1
         self._scale, self._shift = 1.0, 0.0
         self._library = library()
         self._act = self._library.small_act
-        self._team_for, self._team = (0, 0), 0
-        self._dismiss: Callable[[], Any] = lambda: None
         self._rooms: dict[int, tuple[torch.Tensor, Arrays, tuple[int, ...]]] = {}
 
-    def act(self, obs: Arrays, generator: torch.Generator | None) -> Arrays:
+    @staticmethod
+    def fit(policy: ActorCritic) -> bool:
+        """Whether these are heads of a kind that this can do, here."""
+        heads = list(policy.action.heads)
+        choice = isinstance(heads[0], Categorical) and len(heads[0].counts) == 1
+        here = library() is not None and policy.value.weight.device.type == "cpu"
+        return here and len(heads) == 1 and (choice or isinstance(heads[0], Gaussian))
+
+    def choose(self, features: int, rows: int, generator: torch.Generator | None) -> Arrays:
         """Actions (the likeliest ones without a generator), their log-probabilities, and values in reward units.
 
-        The arrays are overwritten by the next call with as many rows.
+        ``features`` is where in memory they are. The arrays are overwritten by the next call with as many rows.
         """
-        self._follow()
-        x = self._flat(obs)
-        if len(x) not in self._rooms:
+        norm = self.return_norm
+        if norm is not None and norm.var._version != self._return_version:
+            self._return_version = norm.var._version
+            self._scale, self._shift = float(norm.std()), float(norm.mean)
+        if rows not in self._rooms:
             if len(self._rooms) > 16:
                 self._rooms.clear()
-            self._rooms[len(x)] = self._room(len(x))
-        noise, found, places = self._rooms[len(x)]
+            self._rooms[rows] = self._room(rows)
+        noise, found, places = self._rooms[rows]
         luck = None
         if generator is not None:
             luck = (noise.exponential_ if self.choice else noise.normal_)(generator=generator).data_ptr()
-        if self._act(self._at, x.ctypes.data, len(x), luck, self._scale, self._shift, *places):
+        if self._act(self._at, features, rows, luck, self._scale, self._shift, *places):
             raise MemoryError
         return found
 
@@ -164,6 +162,34 @@ class Small:
         log_prob, value = np.empty(rows, np.float32), np.empty(rows, np.float32)
         places = actions.ctypes.data, log_prob.ctypes.data, value.ctypes.data
         return torch.empty(rows, self.actions), {self.name: actions, "log_prob": log_prob, "value": value}, places
+
+
+class Small(Heads):
+    """See above."""
+
+    def __init__(self, policy: ActorCritic) -> None:
+        self.encoder = policy.trunk.encoder
+        self.plain = self.encoder.vectors[0] if len(self.encoder.vectors) == 1 and not self.encoder.discrete else ""
+        layers = list(self.encoder.mlp.layers)
+        hidden = [layer for layer in layers if isinstance(layer, Twins)]
+        super().__init__(
+            policy,
+            self.encoder.width,
+            depth=len(hidden),
+            width=Integers(*(layer.weight.shape[2] for layer in hidden)),
+            tanh=Integers(*(isinstance(layer, Tanh) for layer in layers if not isinstance(layer, Twins))),
+            weight=Pointers(*(layer.weight.data_ptr() for layer in hidden)),
+            bias=Pointers(*(layer.bias.data_ptr() for layer in hidden)),
+        )
+        self._norm_version = -1
+        self._team_for, self._team = (0, 0), 0
+        self._dismiss: Callable[[], Any] = lambda: None
+
+    def act(self, obs: Arrays, generator: torch.Generator | None) -> Arrays:
+        """See :meth:`Heads.choose`."""
+        self._follow()
+        x = self._flat(obs)
+        return self.choose(x.ctypes.data, len(x), generator)
 
     def learner(
         self,
@@ -207,10 +233,6 @@ class Small:
             self._mean, self._std = norm.mean.float().numpy().copy(), norm.std().numpy().copy()
             self.network.mean, self.network.std = self._mean.ctypes.data, self._std.ctypes.data
             self.network.limit = norm.limit
-        norm = self.return_norm
-        if norm is not None and norm.var._version != self._return_version:
-            self._return_version = norm.var._version
-            self._scale, self._shift = float(norm.std()), float(norm.mean)
 
     def _flat(self, obs: Arrays) -> Array:
         """All observed fields side by side, as 32-bit numbers one after the other."""
