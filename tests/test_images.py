@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from srl.core import native
-from srl.policies.images import convolved, interleaved
+from srl.policies.images import features, interleaved
 from srl.policies.networks import NatureCNN
 from srl.policies.products import linear, rounded
 
@@ -35,15 +35,15 @@ def plain(network: NatureCNN, monkeypatch: pytest.MonkeyPatch) -> NatureCNN:
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         with monkeypatch.context() as patch:
-            patch.setattr("srl.policies.networks.convolved", lambda *_: None)
+            patch.setattr("srl.policies.networks.features", lambda *_: None)
             return NatureCNN.forward(other, x)
 
     monkeypatch.setattr(other, "forward", forward)
     return other
 
 
-def layers(network: NatureCNN) -> list[torch.nn.Conv2d]:
-    return [each for each in network.modules() if isinstance(each, torch.nn.Conv2d)]
+def layers(network: NatureCNN) -> tuple[list[torch.nn.Conv2d], torch.nn.Linear]:
+    return [each for each in network.modules() if isinstance(each, torch.nn.Conv2d)], network.dense[0]
 
 
 @compiled
@@ -53,7 +53,7 @@ def test_repeated_windows_are_convolved_once_with_the_same_result(shape, rows, m
     torch.manual_seed(1)
     network, x = NatureCNN(shape), game(rows, shape)
     other = plain(network, monkeypatch)
-    assert convolved(x, layers(network)) is not None
+    assert features(x, *layers(network)) is not None
     wanted = torch.randn(rows, network.out_features)
     found, expected = network(x), other(x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -74,10 +74,10 @@ def test_windows_that_differ_in_a_single_bit_are_not_taken_for_equal():
     for number in range(64):  # a bit of each place of a block, in channels by turns
         images[number + 1, number % 4, 40 + number // 16 % 4, 40 + number // 4 % 4] += 1
     with torch.no_grad():
-        features = convolved(images, layers(network))
-    assert features is not None
-    for image in features[1:]:
-        assert not torch.equal(image, features[0])
+        found = features(images, *layers(network))
+    assert found is not None
+    for image in found[1:]:
+        assert not torch.equal(image, found[0])
 
 
 @compiled
@@ -92,7 +92,7 @@ def test_what_does_not_repeat_or_cannot_be_compared_goes_through_convolutions(ca
     if case == "uncompiled":
         monkeypatch.setattr("srl.core.native.library", lambda: None)
     with torch.autocast("cpu", torch.bfloat16, enabled=case == "reduced"):
-        assert convolved(x, layers(network)) is None
+        assert features(x, *layers(network)) is None
         found = network(x)
     rough = case == "reduced"
     torch.testing.assert_close(

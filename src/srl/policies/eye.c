@@ -1,20 +1,26 @@
-/* What a policy sees in images, in one call: the convolutions of images.py and the dense layer after them, for acting.
+/* What a policy sees in images: the convolutions of images.py and the dense layer after them in one call, for acting
+ * (eye.py), and the dense layer by itself, for training (images.py).
  *
  * Every layer is a product whose rows are put together from pieces: a window of the second layer is sixteen rows of what
  * the first made, and so on. Pieces are read where they are. Weights are packed in panels of columns, and a sum is made in
  * the same order however many rows there are, so what is seen in an image does not depend on the others. The structures
  * are repeated in eye.py. */
-#include <stdint.h>
+#include "repeats.h"
+
+#include <stdlib.h>
 #include <string.h>
 
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#define FAST __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FAST
+#endif
 #define INLINE static inline __attribute__((always_inline))
 #define BLOCK 4
 #define PANEL 64  /* columns */
 #define NEAR 128  /* rows of a panel that stay in the nearest cache */
-#define LAYERS 4
-
-int repeats_find(const uint8_t *from, int64_t images, int64_t channels, int64_t height, int64_t width,
-                 uint32_t *const *kept, const int64_t *most, int64_t *counts, uint32_t *last);
+#define LAYERS REPEATS_LAYERS
+#define AGAIN 8   /* as many images as one sees at a time can be remembered, if nothing repeats */
 
 typedef struct {
     int64_t pieces, size, outputs; /* a row's pieces, numbers of each, and what comes out: a multiple of 32 */
@@ -25,132 +31,286 @@ typedef struct {
 typedef struct {
     int64_t channels, height, width;
     Layer layers[LAYERS];
+    Seen seen[LAYERS];   /* blocks, and the patches of the first three layers */
+    float *made[LAYERS]; /* the blocks' pixels, and what layers made of patches */
+    int64_t most[LAYERS];
+    uint32_t *last;
 } Eye;
+
+/* ---- products ---- */
 
 typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t v16i __attribute__((vector_size(64), aligned(4), may_alias));
 
-/* rows x (16 * vectors) of a product with `pieces` pieces, after what is in `to` or, at the beginning, the bias. */
-INLINE void tile(const int rows, const int vectors, const Layer *layer, int64_t pieces, const float *from,
-                 const uint32_t *places, const float *B, const int64_t panel, float *to, const float *bias, int ends) {
+/* A product of rows that consist of `pieces` pieces of `size` numbers. That of row r begins at from + places[r * all] * unit,
+ * and so on. B has rows of `panel` columns, `to` rows of `across`. */
+typedef struct {
+    const float *from, *B, *bias; /* no bias: it is added to what is there */
+    const uint32_t *places;
+    int64_t pieces, size, all, unit, panel, across;
+    float *to;
+    int ends; /* with a ReLU */
+} Product;
+
+/* rows x (16 * vectors) of a product; a piece's numbers are `apart` from each other. */
+INLINE void tile(const int rows, const int vectors, const int64_t apart, const Product *x, int64_t row, int64_t column) {
+    const uint32_t *places = x->places + row * x->all;
+    const float *B = x->B + column;
+    float *to = x->to + row * x->across + column;
     v16 sum[12][4];
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) sum[r][v] = *(const v16 *)((bias ? bias : to + r * layer->outputs) + 16 * v);
-    for (int64_t piece = 0; piece < pieces; piece++) {
-        const float *row[12];
-        for (int r = 0; r < rows; r++) row[r] = from + places[r * layer->pieces + piece] * layer->size;
-        for (int64_t k = 0; k < layer->size; k++, B += panel) {
+        for (int v = 0; v < vectors; v++)
+            sum[r][v] = *(const v16 *)((x->bias ? x->bias + column : to + r * x->across) + 16 * v);
+    for (int64_t piece = 0; piece < x->pieces; piece++) {
+        const float *at[12];
+        for (int r = 0; r < rows; r++) at[r] = x->from + places[r * x->all + piece] * x->unit;
+        for (int64_t k = 0; k < x->size; k++, B += x->panel) {
             v16 b[4];
             for (int v = 0; v < vectors; v++) b[v] = *(const v16 *)(B + 16 * v);
             for (int r = 0; r < rows; r++)
-                for (int v = 0; v < vectors; v++) sum[r][v] += row[r][k] * b[v];
+                for (int v = 0; v < vectors; v++) sum[r][v] += at[r][k * apart] * b[v];
         }
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) {
-            const v16 x = sum[r][v];
-            *(v16 *)(to + r * layer->outputs + 16 * v) = ends ? (v16)((v16i)x & (x > (v16){0})) : x;
+            const v16 y = sum[r][v];
+            *(v16 *)(to + r * x->across + 16 * v) = x->ends ? (v16)((v16i)y & (y > (v16){0})) : y;
         }
 }
 
-/* to [rows][outputs] = what a layer and a ReLU make of rows whose pieces are at `places` [rows][pieces] of `from`; `tall`
- * rows and `vectors` x 16 columns at a time, in panels of `panel` columns. */
-INLINE void product(const int tall, const int vectors, const int64_t panel, const Layer *layer, const float *from,
-                    const uint32_t *places, int64_t rows, float *to) {
-    const int64_t step = layer->size < NEAR ? NEAR / layer->size : 1, width = 16 * vectors;
-    for (int64_t column = 0; column < layer->outputs; column += panel)
-        for (int64_t begin = 0; begin < layer->pieces; begin += step) {
-            const int64_t pieces = layer->pieces - begin < step ? layer->pieces - begin : step;
-            const int ends = begin + pieces == layer->pieces;
-            for (int64_t at = column; at < column + panel; at += width) {
-                const float *B = layer->packed + (column * layer->pieces + begin * panel) * layer->size + at - column;
-                const float *bias = begin ? 0 : layer->bias + at;
-                const uint32_t *where = places + begin;
-                float *out = to + at;
-                int64_t r = 0;
-                for (; r + tall <= rows; r += tall, where += tall * layer->pieces, out += tall * layer->outputs)
-                    tile(tall, vectors, layer, pieces, from, where, B, panel, out, bias, ends);
-                for (; r + 2 <= rows; r += 2, where += 2 * layer->pieces, out += 2 * layer->outputs)
-                    tile(2, vectors, layer, pieces, from, where, B, panel, out, bias, ends);
-                if (r < rows) tile(1, vectors, layer, pieces, from, where, B, panel, out, bias, ends);
-            }
-        }
+INLINE void tiles(const int tall, const int vectors, const int64_t apart, const Product *x, int64_t rows,
+                  int64_t columns) {
+    for (int64_t column = 0; column < columns; column += 16 * vectors) {
+        int64_t r = 0;
+        for (; r + tall <= rows; r += tall) tile(tall, vectors, apart, x, r, column);
+        for (; r + 2 <= rows; r += 2) tile(2, vectors, apart, x, r, column);
+        if (r < rows) tile(1, vectors, apart, x, r, column);
+    }
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-__attribute__((target("arch=x86-64-v4"))) static void wide(const Layer *layer, const float *from, const uint32_t *places,
-                                                           int64_t rows, float *to) {
-    if (layer->outputs % PANEL) product(12, 2, PANEL / 2, layer, from, places, rows, to);
-    else product(6, 4, PANEL, layer, from, places, rows, to);
+__attribute__((target("arch=x86-64-v4"))) static void wide(const Product *x, int64_t rows, int64_t columns, int turned) {
+    if (turned) tiles(6, 4, PANEL, x, rows, columns);
+    else if (columns % PANEL) tiles(12, 2, 1, x, rows, columns);
+    else tiles(6, 4, 1, x, rows, columns);
 }
 
-__attribute__((target("arch=x86-64-v3"))) static void narrow(const Layer *layer, const float *from,
-                                                             const uint32_t *places, int64_t rows, float *to) {
-    if (layer->outputs % PANEL) product(6, 1, PANEL / 2, layer, from, places, rows, to);
-    else product(6, 1, PANEL, layer, from, places, rows, to);
+__attribute__((target("arch=x86-64-v3"))) static void narrow(const Product *x, int64_t rows, int64_t columns,
+                                                             int turned) {
+    if (turned) tiles(6, 1, PANEL, x, rows, columns);
+    else tiles(6, 1, 1, x, rows, columns);
 }
 #endif
 
-static void plain(const Layer *layer, const float *from, const uint32_t *places, int64_t rows, float *to) {
-    if (layer->outputs % PANEL) product(2, 1, PANEL / 2, layer, from, places, rows, to);
-    else product(2, 1, PANEL, layer, from, places, rows, to);
-}
-
-static void through(const Layer *layer, const float *from, const uint32_t *places, int64_t rows, float *to) {
+/* turned: a piece's numbers are a panel apart. */
+static void multiply(const Product *x, int64_t rows, int64_t columns, int turned) {
 #if defined(__x86_64__) && defined(__GNUC__)
-    if (__builtin_cpu_supports("x86-64-v4")) wide(layer, from, places, rows, to);
-    else if (__builtin_cpu_supports("x86-64-v3")) narrow(layer, from, places, rows, to);
+    if (__builtin_cpu_supports("x86-64-v4")) wide(x, rows, columns, turned);
+    else if (__builtin_cpu_supports("x86-64-v3")) narrow(x, rows, columns, turned);
     else
 #endif
-        plain(layer, from, places, rows, to);
+        if (turned) tiles(2, 1, PANEL, x, rows, columns);
+    else tiles(2, 1, 1, x, rows, columns);
 }
 
-/* Pack weights [outputs][...], of which number `k` of piece `p` is at p * piece + k * number, into panels. */
-void eye_pack(const Layer *layer, const float *weight, const int64_t *at, float scale) {
+/* ---- acting ---- */
+
+/* to [rows][outputs] = what a layer and a ReLU make of rows whose pieces are at `places` [rows][pieces] of `from`. */
+static void through(const Layer *layer, const float *from, const uint32_t *places, int64_t rows, float *to) {
+    const int64_t step = layer->size < NEAR ? NEAR / layer->size : 1, panel = layer->outputs % PANEL ? PANEL / 2 : PANEL;
+    Product x = {.from = from, .size = layer->size, .all = layer->pieces, .unit = layer->size, .panel = panel};
+    x.across = layer->outputs;
+    for (int64_t column = 0; column < layer->outputs; column += panel)
+        for (int64_t begin = 0; begin < layer->pieces; begin += step) {
+            x.pieces = layer->pieces - begin < step ? layer->pieces - begin : step;
+            x.ends = begin + x.pieces == layer->pieces;
+            x.B = layer->packed + (column * layer->pieces + begin * panel) * layer->size;
+            x.bias = begin ? 0 : layer->bias + column;
+            x.places = places + begin, x.to = to + column;
+            multiply(&x, rows, panel, 0);
+        }
+}
+
+/* Pack weights into panels: that of output n and number k of all pieces is at n * across + at[k]. */
+void eye_pack(const Layer *layer, const float *weight, const int64_t *at, int64_t across, float scale) {
     const int64_t inner = layer->pieces * layer->size, panel = layer->outputs % PANEL ? PANEL / 2 : PANEL;
     for (int64_t column = 0; column < layer->outputs; column += panel)
         for (int64_t k = 0; k < inner; k++)
             for (int64_t c = 0; c < panel; c++)
-                layer->packed[column * inner + k * panel + c] = weight[(column + c) * inner + at[k]] * scale;
+                layer->packed[column * inner + k * panel + c] = weight[(column + c) * across + at[k]] * scale;
 }
 
-/* Sizes of the layers: the different blocks, then the patches, at most; the places of the last. */
-static void sizes(const Eye *eye, int64_t images, int64_t *most, int64_t *places) {
-    const int64_t h = eye->height / BLOCK, w = eye->width / BLOCK, h1 = h - 1, w1 = w - 1;
-    const int64_t h2 = (h1 - 4) / 2 + 1, w2 = (w1 - 4) / 2 + 1;
-    most[0] = images * h * w / 2, most[1] = images * h1 * w1, most[2] = images * h2 * w2;
-    most[3] = *places = images * (h2 - 2) * (w2 - 2);
+/* How many different ones of each kind are remembered: what many times as many images show, at most. */
+static void sizes(const Eye *eye, int64_t images, int64_t *most) {
+    repeats_sizes(images, eye->height, eye->width, most);
+    for (int at = 0; at < LAYERS; at++) most[at] *= at < 2 ? 1 : AGAIN;
 }
 
-/* Numbers of 32 bits that eye_see needs room for. */
+/* Numbers of 32 bits that the memory of an eye for so many images takes. */
 int64_t eye_room(const Eye *eye, int64_t images) {
-    int64_t most[LAYERS], places;
-    sizes(eye, images, most, &places);
-    int64_t sum = places + most[0] * eye->channels * BLOCK * (1 + BLOCK);
-    for (int at = 1; at < LAYERS; at++) sum += most[at] * (eye->layers[at - 1].pieces + eye->layers[at - 1].outputs);
-    return sum;
+    int64_t most[LAYERS], sum = 0;
+    sizes(eye, images, most);
+    for (int at = 0; at < LAYERS; at++) {
+        const int64_t words = at ? eye->layers[at - 1].pieces : eye->channels * BLOCK;
+        const int64_t made = at ? eye->layers[at - 1].outputs : eye->channels * BLOCK * BLOCK;
+        sum += most[at] * (words + made) + (int64_t)repeats_slots(most[at]);
+    }
+    return sum + most[LAYERS - 1] / AGAIN;
 }
 
-/* Features of images of bytes; 0: they have too little in common. */
-int eye_see(const Eye *eye, const uint8_t *images, int64_t rows, uint32_t *room, float *features) {
-    int64_t most[LAYERS], counts[LAYERS], places;
-    uint32_t *kept[LAYERS], *last = room;
-    sizes(eye, rows, most, &places);
-    const int64_t bytes = eye->channels * BLOCK * BLOCK;
-    room += places;
+/* Forget all that was seen. */
+void eye_forget(Eye *eye) {
     for (int at = 0; at < LAYERS; at++) {
-        kept[at] = room;
-        room += most[at] * (at ? eye->layers[at - 1].pieces : bytes / 4);
+        Seen *seen = &eye->seen[at];
+        seen->count = 0, seen->last = 0;
+        memset(seen->table, 0, (seen->mask + 1) * sizeof *seen->table);
     }
-    if (!repeats_find(images, rows, eye->channels, eye->height, eye->width, kept, most, counts, last)) return 0;
-    float *from = (float *)room;
-    const uint8_t *blocks = (const uint8_t *)kept[0];
-    for (int64_t i = 0; i < counts[0] * bytes; i++) from[i] = blocks[i];
-    float *to = from + most[0] * bytes;
-    for (int at = 0; at < LAYERS - 1; at++) {
-        through(&eye->layers[at], from, kept[at + 1], counts[at + 1], to);
-        from = to, to += most[at + 1] * eye->layers[at].outputs;
+}
+
+/* Use this memory. */
+void eye_open(Eye *eye, int64_t images, uint32_t *room) {
+    sizes(eye, images, eye->most);
+    for (int at = 0; at < LAYERS; at++) {
+        const int64_t words = at ? eye->layers[at - 1].pieces : eye->channels * BLOCK;
+        const int64_t made = at ? eye->layers[at - 1].outputs : eye->channels * BLOCK * BLOCK;
+        const uint64_t slots = repeats_slots(eye->most[at]);
+        eye->made[at] = (float *)room, room += eye->most[at] * made;
+        eye->seen[at] = (Seen){room, words, 0, 0, room + eye->most[at] * words, slots - 1, 0};
+        room += eye->most[at] * words + (int64_t)slots;
     }
-    through(&eye->layers[LAYERS - 1], from, last, rows, features);
+    eye->last = room;
+    eye_forget(eye);
+}
+
+/* Features of images of bytes. What has been seen before with the same weights is not worked out again. 0: they have too
+ * little in common. */
+int eye_see(Eye *eye, const uint8_t *images, int64_t rows, float *features) {
+    int64_t before[LAYERS], places[LAYERS];
+    repeats_sizes(rows, eye->height, eye->width, places);
+    for (;;) {
+        for (int at = 0; at < LAYERS; at++) before[at] = eye->seen[at].count, eye->seen[at].most = eye->most[at];
+        if (before[0] + places[0] / 2 < eye->most[0]) eye->seen[0].most = before[0] + places[0] / 2;
+        if (repeats_more(eye->seen, images, rows, eye->channels, eye->height, eye->width, eye->last)) break;
+        eye_forget(eye);
+        if (!before[0]) return 0;
+    }
+    const int64_t bytes = eye->channels * BLOCK * BLOCK;
+    const uint8_t *blocks = (const uint8_t *)eye->seen[0].kept;
+    for (int64_t i = before[0] * bytes; i < eye->seen[0].count * bytes; i++) eye->made[0][i] = blocks[i];
+    for (int at = 1; at < LAYERS; at++) {
+        const Layer *layer = &eye->layers[at - 1];
+        through(layer, eye->made[at - 1], eye->seen[at].kept + before[at] * layer->pieces, eye->seen[at].count - before[at],
+                eye->made[at] + before[at] * layer->outputs);
+    }
+    through(&eye->layers[LAYERS - 1], eye->made[LAYERS - 1], eye->last, rows, features);
+    return 1;
+}
+
+/* ---- the dense layer, in training ----
+ *
+ * An image's features are what PLACES pieces of PANEL numbers make. At each place few pieces of a minibatch are different;
+ * each of them is multiplied once with the weights of its place, and the products are added up; backwards the gradients of
+ * images that show the same there are added up first. Weights are [places][PANEL][outputs]. */
+
+/* which [places][images]: for each place the different numbers there, and which of them an image has. `different` are they,
+ * one place after the other, from starts[place] on; first is zero and of the size of all numbers. */
+FAST void dense_sort(const uint32_t *numbers, int64_t images, int64_t places, uint32_t *seen, uint32_t *which,
+                     uint32_t *different, int64_t *starts) {
+    int64_t count = 0;
+    for (int64_t place = 0; place < places; place++) {
+        const int64_t begin = starts[place] = count;
+        for (int64_t image = 0; image < images; image++) {
+            const uint32_t number = numbers[image * places + place], old = seen[number];
+            if (old > begin) { /* since this place began */
+                which[place * images + image] = old - 1 - begin;
+                continue;
+            }
+            different[count] = number;
+            which[place * images + image] = count - begin;
+            seen[number] = ++count;
+        }
+    }
+    starts[places] = count;
+}
+
+/* to [images][PANEL] of rows that are `across` apart, plus the rows of from [..][PANEL] that they have. */
+FAST void dense_add(const float *restrict from, const uint32_t *which, int64_t images, float *restrict to, int64_t across) {
+    for (int64_t image = 0; image < images; image++, to += across)
+        for (int64_t c = 0; c < PANEL; c++) to[c] += from[which[image] * PANEL + c];
+}
+
+/* Backwards. */
+FAST void dense_gather(const float *restrict from, int64_t across, const uint32_t *which, int64_t images,
+                       float *restrict to) {
+    for (int64_t image = 0; image < images; image++, from += across)
+        for (int64_t c = 0; c < PANEL; c++) to[which[image] * PANEL + c] += from[c];
+}
+
+static void finish(float *to, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = to[i] > 0 ? to[i] : 0;
+}
+
+/* out [images][outputs] from pieces [..][PANEL]. */
+int dense_forward(const float *pieces, const uint32_t *which, const uint32_t *different, const int64_t *starts,
+                  int64_t images, int64_t places, int64_t outputs, const float *weight, const float *bias, float *out) {
+    static const float none[PANEL];
+    float *near = malloc((size_t)(PANEL + images) * PANEL * sizeof *near), *made = near + PANEL * PANEL;
+    if (!near) return 0;
+    for (int64_t image = 0; image < images; image++) memcpy(out + image * outputs, bias, (size_t)outputs * sizeof *out);
+    Product x = {.from = pieces, .B = near, .bias = none, .pieces = 1, .size = PANEL, .all = 1, .unit = PANEL};
+    x.panel = x.across = PANEL, x.to = made;
+    for (int64_t column = 0; column < outputs; column += PANEL)
+        for (int64_t place = 0; place < places; place++) {
+            const float *from = weight + place * PANEL * outputs + column;
+            for (int64_t k = 0; k < PANEL; k++) memcpy(near + k * PANEL, from + k * outputs, PANEL * sizeof *near);
+            x.places = different + starts[place];
+            multiply(&x, starts[place + 1] - starts[place], PANEL, 0);
+            dense_add(made, which + place * images, images, out + column, outputs);
+        }
+    finish(out, images * outputs);
+    free(near);
+    return 1;
+}
+
+static void turn(const float *from, int64_t across, float *to, int64_t count) {
+    for (int64_t n = 0; n < count; n++)
+        for (int64_t c = 0; c < PANEL; c++) to[n * PANEL + c] = from[c * across + n];
+}
+
+/* gradient [images][outputs] to those of the weights, and of pieces, which is added to what is there. */
+int dense_backward(const float *pieces, const uint32_t *which, const uint32_t *different, const int64_t *starts,
+                   int64_t images, int64_t places, int64_t outputs, const float *weight, const float *gradient,
+                   float *to_weight, float *to_pieces) {
+    static const float none[PANEL];
+    const int64_t panels = outputs / PANEL;
+    float *sums = malloc((size_t)(images * (outputs + 2 * PANEL) + outputs * PANEL) * sizeof *sums);
+    uint32_t *each = malloc((size_t)(PANEL + images * panels) * sizeof *each), *rows = each + PANEL;
+    if (!sums || !each) {
+        free(sums), free(each);
+        return 0;
+    }
+    float *own = sums + images * outputs, *back = own + images * PANEL, *turned = back + images * PANEL;
+    for (uint32_t c = 0; c < PANEL; c++) each[c] = c;
+    for (int64_t place = 0; place < places; place++) {
+        const uint32_t *here = different + starts[place];
+        const int64_t count = starts[place + 1] - starts[place];
+        for (int64_t i = 0; i < count; i++) memcpy(own + i * PANEL, pieces + here[i] * PANEL, PANEL * sizeof *own);
+        memset(sums, 0, (size_t)(count * outputs) * sizeof *sums);
+        for (int64_t panel = 0; panel < panels; panel++) { /* sums [panels][count][PANEL] */
+            float *part = sums + panel * count * PANEL;
+            dense_gather(gradient + panel * PANEL, outputs, which + place * images, images, part);
+            Product x = {.from = own, .B = part, .bias = none, .places = each, .pieces = 1, .size = count, .all = 1};
+            x.unit = 1, x.panel = PANEL, x.across = outputs, x.to = to_weight + place * PANEL * outputs + panel * PANEL;
+            multiply(&x, PANEL, PANEL, 1);
+            for (int64_t i = 0; i < count; i++) rows[i * panels + panel] = (uint32_t)(panel * count + i);
+        }
+        turn(weight + place * PANEL * outputs, outputs, turned, outputs);
+        Product x = {.from = sums, .B = turned, .bias = none, .places = rows, .pieces = panels, .size = PANEL};
+        x.all = panels, x.unit = x.panel = x.across = PANEL, x.to = back;
+        multiply(&x, count, PANEL, 0);
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t c = 0; c < PANEL; c++) to_pieces[here[i] * PANEL + c] += back[i * PANEL + c];
+    }
+    free(sums), free(each);
     return 1;
 }

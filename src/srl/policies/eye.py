@@ -9,7 +9,7 @@ on weights that are packed once a version. Training stays with :mod:`srl.policie
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int64, c_void_p
+from ctypes import c_int64, c_void_p
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,17 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from srl.core.specs import Array, Arrays
-from srl.policies.images import BLOCK
+from srl.policies.images import BLOCK, PANEL
 from srl.policies.networks import Encoder
 from srl.policies.small import Heads
 
 if TYPE_CHECKING:
     from srl.policies.actor_critic import ActorCritic
 
-_PANEL = 64
-"""Columns that weights are packed in."""
-_WIDTH = 64
-"""Features of the last convolution."""
+
+_CHANNELS = 16
 
 
 class _Layer(ctypes.Structure):
@@ -38,7 +36,11 @@ class _Layer(ctypes.Structure):
 
 
 class _Layout(ctypes.Structure):
-    _fields_ = (*((name, c_int64) for name in ("channels", "height", "width")), ("layers", _Layer * 4))
+    _fields_ = (
+        *((name, c_int64) for name in ("channels", "height", "width")),
+        ("layers", _Layer * 4),
+        ("memory", c_int64 * 64),  # of eye.c itself
+    )
 
 
 def eye(policy: ActorCritic) -> Eye | None:
@@ -49,7 +51,8 @@ def eye(policy: ActorCritic) -> Eye | None:
     if trunk.memory is not None or trunk.reduced or not Heads.fit(policy):
         return None
     (cnn,) = encoder.cnn.values()
-    return Eye(policy, cnn, encoder.images[0]) if not cnn.last and not cnn.out_features % _PANEL else None
+    fits = not cnn.last and not int(cnn.out_features) % PANEL and cnn.first.in_channels <= _CHANNELS
+    return Eye(policy, cnn, encoder.images[0]) if fits else None
 
 
 class Eye(Heads):
@@ -57,7 +60,7 @@ class Eye(Heads):
 
     def __init__(self, policy: ActorCritic, cnn: Any, name: str) -> None:
         super().__init__(policy, cnn.out_features)
-        self.image, self.features = name, cnn.out_features
+        self.image, self.width = name, cnn.out_features
         layers: list[Any] = [each for each in cnn.modules() if isinstance(each, (nn.Conv2d, nn.Linear))]
         self.weights = [layer.weight.detach() for layer in layers]
         self.orders = [_order(number, weight) for number, weight in enumerate(self.weights)]
@@ -67,25 +70,29 @@ class Eye(Heads):
         for number, (layer, order, packed) in enumerate(rows):
             places = packed.data_ptr(), layer.bias.data_ptr()
             self.layout.layers[number] = _Layer(*order.shape, len(layer.weight), *places)
+        self._here = ctypes.addressof(self.layout)
         self._version = -1
-        self._sights: dict[int, tuple[Array, Array]] = {}
+        self._rows, self._memory = 0, np.empty(0, np.int32)
+        self._features: dict[int, tuple[Array, int]] = {}
 
     def act(self, inputs: Arrays, generator: torch.Generator | None) -> Arrays | None:
         """See :meth:`Heads.choose`; None where the images have too little in common."""
-        images = inputs[self.image]
+        images = np.ascontiguousarray(inputs[self.image])
         rows = len(images)
-        if rows not in self._sights:
-            if len(self._sights) > 16:
-                self._sights.clear()
-            room = self._library.eye_room(ctypes.byref(self.layout), c_int64(rows))
-            self._sights[rows] = np.empty(room, np.int32), np.empty((rows, self.features), np.float32)
+        if rows > self._rows:
+            self._rows = rows
+            self._memory = np.empty(self._library.eye_room(self._here, rows), np.int32)
+            self._library.eye_open(self._here, rows, self._memory.ctypes.data)
         self._follow()
-        room, features = self._sights[rows]
-        places = (c_void_p(array.ctypes.data) for array in (room, features))
-        seen = np.ascontiguousarray(images).ctypes.data
-        if not self._library.eye_see(ctypes.byref(self.layout), c_void_p(seen), c_int64(rows), *places):
+        if rows not in self._features:
+            if len(self._features) > 16:
+                self._features.clear()
+            features = np.empty((rows, self.width), np.float32)
+            self._features[rows] = features, features.ctypes.data
+        features_at = self._features[rows][1]
+        if not self._library.eye_see(self._here, images.ctypes.data, rows, features_at):
             return None
-        return self.choose(features.ctypes.data, rows, generator)
+        return self.choose(features_at, rows, generator)
 
     def _follow(self) -> None:
         """Pack the weights anew if they have changed; torch counts how often a tensor was written."""
@@ -94,18 +101,18 @@ class Eye(Heads):
             return
         self._version = version
         for number, (weight, order) in enumerate(zip(self.weights, self.orders, strict=True)):
-            scale = c_float(1 if number else 1 / 255)  # bytes become numbers between 0 and 1
-            places = c_void_p(weight.data_ptr()), c_void_p(order.ctypes.data)
-            self._library.eye_pack(ctypes.byref(self.layout.layers[number]), *places, scale)
+            layer = ctypes.addressof(self.layout.layers[number])
+            scale = 1 if number else 1 / 255  # bytes become numbers between 0 and 1
+            self._library.eye_pack(layer, weight.data_ptr(), order.ctypes.data, weight.stride(0), scale)
+        self._library.eye_forget(self._here)
 
 
 def _order(number: int, weight: Tensor) -> Array:
-    """Where in memory the weights ``[pieces, size]`` of an output of a layer are."""
-    like = np.arange(weight[0].numel())
-    if number == 3:  # the dense layer: features of a place side by side
-        return np.ascontiguousarray(like.reshape(_WIDTH, -1).T)
-    strides = [stride * like.itemsize for stride in weight.stride()[1:]]
-    places = np.lib.stride_tricks.as_strided(like, weight.shape[1:], strides)
+    """Where in memory the weights ``[pieces, size]`` of the first output of a layer are."""
+    steps = zip(np.indices(weight.shape[1:]), weight.stride()[1:], strict=True)
+    places = sum(index * stride for index, stride in steps)
+    if places.ndim == 1:
+        return np.ascontiguousarray(places.reshape(-1, PANEL))
     if number:
         return np.ascontiguousarray(places.transpose(1, 2, 0)).reshape(-1, len(places))
     split = places.reshape(len(places), 2, BLOCK, 2, BLOCK).transpose(1, 3, 0, 2, 4)

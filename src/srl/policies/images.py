@@ -21,6 +21,8 @@ from srl.policies.products import linear, rounded
 
 BLOCK = 4
 """Pixels of the blocks that images are compared by: the first layer's step, half of its window."""
+PANEL = 64
+"""Features of the last convolution, and what those of the dense layer must be a multiple of."""
 
 
 def interleaved(x: Tensor) -> Tensor:
@@ -37,13 +39,14 @@ def interleaved(x: Tensor) -> Tensor:
     return found.permute(0, 3, 1, 2)
 
 
-def convolved(x: Tensor, layers: Sequence[nn.Conv2d]) -> Tensor | None:
-    """What convolutions of 8, 4 and 3 pixels in steps of 4, 2 and 1, each with ReLU, make of images; flattened.
+def features(x: Tensor, layers: Sequence[nn.Conv2d], dense: nn.Linear) -> Tensor | None:
+    """What convolutions of 8, 4 and 3 pixels in steps of 4, 2 and 1 and a dense layer, each with ReLU, make of images.
 
     Bytes count from 0 to 1. None: the images have too little in common, or are not where this works.
     """
-    reduced = torch.is_autocast_enabled("cpu") or layers[0].weight.dtype is not torch.float32
-    library = None if reduced else _library(x)
+    reduced = torch.is_autocast_enabled("cpu") or dense.weight.dtype is not torch.float32
+    odd = dense.weight.stride(0) != 1 or dense.out_features % PANEL or layers[-1].out_channels != PANEL
+    library = None if reduced or odd else _library(x)
     found = _find(library, x) if library is not None else None
     if library is None or found is None:
         return None
@@ -60,7 +63,7 @@ def convolved(x: Tensor, layers: Sequence[nn.Conv2d]) -> Tensor | None:
     for layer, numbers in ((second, windows), (third, last)):
         rows: Tensor = Spread.apply(seen, numbers)  # type: ignore[no-untyped-call]
         seen = linear(rows, layer.weight.permute(0, 2, 3, 1).flatten(1), layer.bias)
-    out: Tensor = SpreadPlanes.apply(seen, places)  # type: ignore[no-untyped-call]
+    out: Tensor = Dense.apply(seen, places, dense.weight, dense.bias)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -128,11 +131,36 @@ class Spread(torch.autograd.Function):
         return out, None
 
 
-class SpreadPlanes(Spread):
-    """The same with the features outermost, as a flattened image has them."""
+class Dense(torch.autograd.Function):
+    """A dense layer and a ReLU over images whose ``places`` ``[images, places]`` name rows of features."""
 
-    way = "repeats_spread_planes", "repeats_gather_planes"
+    @staticmethod
+    def forward(ctx: Any, seen: Tensor, places: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """See the class."""
+        images, each = places.shape
+        different = torch.empty(places.numel(), dtype=torch.int32)
+        which, first = torch.empty(each, images, dtype=torch.int32), torch.zeros(len(seen), dtype=torch.int32)
+        starts = torch.empty(each + 1, dtype=torch.int64)
+        library: Any = native.library()
+        sizes = c_int64(images), c_int64(each)
+        library.dense_sort(_at(places), *sizes, _at(first), _at(which), _at(different), _at(starts))
+        out = torch.empty(images, len(weight))
+        sorted_ = _at(which), _at(different), _at(starts)
+        wide = c_int64(len(weight))
+        if not library.dense_forward(_at(seen), *sorted_, *sizes, wide, _at(weight), _at(bias), _at(out)):
+            raise MemoryError
+        ctx.save_for_backward(seen, weight, out, which, different, starts)
+        return out
 
-    @classmethod
-    def _sizes(cls, places: Tensor, width: int) -> tuple[c_int64, ...]:
-        return c_int64(len(places)), c_int64(places.shape[1]), c_int64(width)
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor, Tensor]:
+        """See the class."""
+        seen, weight, out, which, different, starts = ctx.saved_tensors
+        gradient = torch.ops.aten.threshold_backward(gradient.contiguous(), out, 0)
+        found, back = torch.empty_like(weight), torch.zeros_like(seen)
+        sizes = c_int64(len(out)), c_int64(len(which)), c_int64(len(weight))
+        given = _at(seen), *map(_at, (which, different, starts)), *sizes, *map(_at, (weight, gradient, found, back))
+        library: Any = native.library()
+        if not library.dense_backward(*given):
+            raise MemoryError
+        return back, None, found, gradient.sum(0)

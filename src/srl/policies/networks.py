@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from srl.core.specs import channels_last, choices_of, is_image, leaves, spec_of
-from srl.policies.images import convolved, interleaved
-from srl.policies.products import linear
+from srl.policies.images import features, interleaved
 
 if TYPE_CHECKING:
     from srl.algorithms.base import Peers
@@ -81,7 +80,7 @@ class RunningNorm(nn.Module):
 class NatureCNN(nn.Module):
     """The convolutions of Mnih et al. (2015) for images of bytes, with channels first or last."""
 
-    def __init__(self, shape: tuple[int, ...], features: int = 512) -> None:
+    def __init__(self, shape: tuple[int, ...], width: int = 512) -> None:
         super().__init__()
         self.last = channels_last(shape)
         if self.last:
@@ -94,29 +93,31 @@ class NatureCNN(nn.Module):
             nn.ReLU(),
             _orthogonal(nn.Conv2d(64, 64, 3, 1)),
             nn.ReLU(),
-            nn.Flatten(),
         )
         with torch.no_grad():
-            flat = self.convolutions(self.first(torch.zeros(1, *shape))).shape[1]
+            flat = self.convolutions(self.first(torch.zeros(1, *shape))).numel()
         for part in (self.first, self.convolutions):
             part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.dense = nn.Sequential(_orthogonal(nn.Linear(flat, features)), nn.ReLU())
-        self.out_features = features
+        dense = _orthogonal(nn.Linear(flat, width))
+        dense.weight.data = dense.weight.data.t().contiguous().t()  # in memory the outputs of an input side by side
+        self.dense = nn.Sequential(dense, nn.ReLU())
+        self.out_features = width
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[rows, features]``."""
         if self.last:
             x = x.movedim(-1, 1).contiguous()
         convolutions = [self.first, *(each for each in self.convolutions if isinstance(each, nn.Conv2d))]
-        flat = convolved(x, convolutions)
-        if flat is not None:
-            dense: Any = self.dense[0]
-            return linear(flat, dense.weight, dense.bias)
+        dense: Any = self.dense[0]
+        seen = features(x, convolutions, dense)
+        if seen is not None:
+            return seen
         # Channels last is the layout the convolution kernels work in; converting once here saves it in every layer.
         image = interleaved(x)
         # Bytes become numbers between 0 and 1 through the weights, which are fewer than the pixels.
         seen = functional.conv2d(image, self.first.weight * (1 / 255), self.first.bias, self.first.stride)
-        return self.dense(self.convolutions(seen))  # type: ignore[no-any-return]
+        out: Tensor = self.dense(self.convolutions(seen).permute(0, 2, 3, 1).flatten(1))
+        return out
 
 
 class MLP(nn.Module):

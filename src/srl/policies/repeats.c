@@ -1,7 +1,8 @@
 /* Which patches of a batch of images are different (images.py): games repeat themselves, from place to place and from
  * image to image. Every patch gets a number; patches that are equal, byte by byte, get the same one. The patches of a
  * layer are told apart by the numbers of the layer below. */
-#include <stdint.h>
+#include "repeats.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,15 +13,6 @@
 #endif
 #define BLOCK 4 /* pixels: the step of the first layer, half of its window */
 #define LONGEST 64 /* words that tell a patch */
-
-/* The different patches of a layer, each told by `words` numbers. */
-typedef struct {
-    uint32_t *kept;
-    int64_t words, count, most;
-    uint32_t *table; /* number + 1, or 0 */
-    uint64_t mask;
-    uint64_t last;
-} Seen;
 
 /* Memory of a thread for what is not handed on; grows as it must. */
 static __thread struct {
@@ -95,38 +87,53 @@ static inline __attribute__((always_inline)) int blocks(Seen *seen, const uint8_
     return 1;
 }
 
-static uint64_t slots(int64_t most) {
+uint64_t repeats_slots(int64_t most) {
     uint64_t found = 64;
     while (found < 2 * (uint64_t)most) found *= 2;
     return found;
 }
 
+void repeats_sizes(int64_t images, int64_t height, int64_t width, int64_t *places) {
+    const int64_t h = height / BLOCK, w = width / BLOCK, h2 = (h - 5) / 2 + 1, w2 = (w - 5) / 2 + 1;
+    places[0] = images * h * w, places[1] = images * (h - 1) * (w - 1), places[2] = images * h2 * w2;
+    places[3] = images * (h2 - 2) * (w2 - 2);
+}
+
+FAST int repeats_more(Seen *seen, const uint8_t *from, int64_t images, int64_t channels, int64_t height, int64_t width,
+                      uint32_t *last) {
+    int64_t places[REPEATS_LAYERS];
+    repeats_sizes(images, height, width, places);
+    uint32_t *first = reserve((size_t)(places[0] + places[1] + places[2]) * sizeof *first);
+    if (!first) return 0;
+    const int64_t h = height / BLOCK, w = width / BLOCK, h2 = (h - 5) / 2 + 1, w2 = (w - 5) / 2 + 1;
+    uint32_t *second = first + places[0], *third = second + places[1];
+    return blocks(&seen[0], from, first, images, channels, height, width) &&
+           layer(&seen[1], first, second, images, h, w, 2, 1) &&
+           layer(&seen[2], second, third, images, h - 1, w - 1, 4, 2) &&
+           layer(&seen[3], third, last, images, h2, w2, 3, 1);
+}
+
 /* The patches of the three layers of images of bytes [images][channels][height][width], and of the blocks below them.
  * kept: the different blocks as bytes and patches as numbers of the layer below, of each at most `most`; counts: how
  * many there are; last: the numbers of the last layer, image by image. 0: it is not worth while, or no memory. */
-FAST int repeats_find(const uint8_t *from, int64_t images, int64_t channels, int64_t height, int64_t width,
-                      uint32_t *const *kept, const int64_t *most, int64_t *counts, uint32_t *last) {
-    const int64_t h0 = height / BLOCK, w0 = width / BLOCK, h1 = h0 - 1, w1 = w0 - 1;
-    const int64_t h2 = (h1 - 4) / 2 + 1, w2 = (w1 - 4) / 2 + 1;
+int repeats_find(const uint8_t *from, int64_t images, int64_t channels, int64_t height, int64_t width,
+                 uint32_t *const *kept, const int64_t *most, int64_t *counts, uint32_t *last) {
+    static const int64_t words[REPEATS_LAYERS] = {0, 4, 16, 9};
+    Seen seen[REPEATS_LAYERS];
+    uint64_t all = 0;
     if (channels * BLOCK > LONGEST) return 0;
-    uint64_t largest = 0;
-    for (int at = 0; at < 4; at++)
-        if (slots(most[at]) > largest) largest = slots(most[at]);
-    uint32_t *table = reserve(((size_t)largest + (size_t)(images * (h0 * w0 + h1 * w1 + h2 * w2))) * sizeof *table);
+    for (int at = 0; at < REPEATS_LAYERS; at++) all += repeats_slots(most[at]);
+    uint32_t *table = calloc(all, sizeof *table), *next = table;
     if (!table) return 0;
-    uint32_t *first = table + largest, *second = first + images * h0 * w0, *third = second + images * h1 * w1;
-    for (int at = 0; at < 4; at++) {
-        Seen seen = {kept[at], 0, 0, most[at], table, slots(most[at]) - 1, 0};
-        memset(table, 0, (seen.mask + 1) * sizeof *table);
-        int fine;
-        if (at == 0) fine = blocks(&seen, from, first, images, channels, height, width);
-        else if (at == 1) fine = layer(&seen, first, second, images, h0, w0, 2, 1);
-        else if (at == 2) fine = layer(&seen, second, third, images, h1, w1, 4, 2);
-        else fine = layer(&seen, third, last, images, h2, w2, 3, 1);
-        counts[at] = seen.count;
-        if (!fine) return 0;
+    for (int at = 0; at < REPEATS_LAYERS; at++) {
+        const uint64_t own = repeats_slots(most[at]);
+        seen[at] = (Seen){kept[at], at ? words[at] : channels * BLOCK, 0, most[at], next, own - 1, 0};
+        next += own;
     }
-    return 1;
+    const int fine = repeats_more(seen, from, images, channels, height, width, last);
+    for (int at = 0; at < REPEATS_LAYERS; at++) counts[at] = seen[at].count;
+    free(table);
+    return fine;
 }
 
 /* to [patches][4][words of a block in bytes] as floats; patches as numbers of blocks */
@@ -147,23 +154,4 @@ FAST void repeats_gather(const float *from, const uint32_t *places, float *to, i
         float *row = to + places[at] * width;
         for (int64_t i = 0; i < width; i++) row[i] += from[i];
     }
-}
-
-/* The same with each image's places innermost: [images][width][places] */
-FAST void repeats_spread_planes(const float *from, const uint32_t *places, float *to, int64_t images, int64_t each,
-                                int64_t width) {
-    for (int64_t image = 0; image < images; image++, places += each, to += each * width)
-        for (int64_t at = 0; at < each; at++) {
-            const float *row = from + places[at] * width;
-            for (int64_t i = 0; i < width; i++) to[i * each + at] = row[i];
-        }
-}
-
-FAST void repeats_gather_planes(const float *from, const uint32_t *places, float *to, int64_t images, int64_t each,
-                                int64_t width) {
-    for (int64_t image = 0; image < images; image++, places += each, from += each * width)
-        for (int64_t at = 0; at < each; at++) {
-            float *row = to + places[at] * width;
-            for (int64_t i = 0; i < width; i++) row[i] += from[i * each + at];
-        }
 }
