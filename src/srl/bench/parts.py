@@ -317,7 +317,7 @@ def _actions(algorithm: Any, spaces: Any, rows: int) -> list[dict[str, Any]]:
 
 def _acting(algorithm: Any, spaces: Any, rows: int, played: Played) -> Callable[..., Any]:
     """The forward pass of so many rows, or of the first few, step after step of what was played."""
-    from srl.policies.host import PolicyHost
+    from srl.policies.host import PolicyHost, arrays_of
 
     host = PolicyHost(algorithm, spaces, 0, clients=rows, rows=1)
     block = algorithm.block(spaces, rows)
@@ -328,6 +328,8 @@ def _acting(algorithm: Any, spaces: Any, rows: int, played: Played) -> Callable[
 
     def act(count: int = rows) -> Any:
         step = next(turn)
+        if step == 0:  # as often as in a run there are new weights: what is known about images holds for one version
+            host.load(arrays_of(host.policy), 0)
         return host.act({name: field[step, :count] for name, field in series.items()}, which[:count], no[:count])
 
     return act

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -36,7 +38,8 @@ class ActorCritic(nn.Module):
         self.by_hand = not spaces.masked
         """Whether :mod:`srl.policies.small` may be used."""
         self._small: Small | None = None
-        self._eye: Eye | None = None
+        self._eye: Eye | Literal[False] | None = False
+        """False: it has not been looked at yet."""
         self._looked = -1
         self._anchor = (self.value.weight,)  # a tuple: looking a weight up in a module takes a while
 
@@ -54,19 +57,21 @@ class ActorCritic(nn.Module):
 
     def small(self) -> Small | None:
         """The same in C, where that is faster."""
-        self._look()
+        if not self.by_hand:
+            return None
+        place = self._anchor[0].data_ptr()
+        if self._looked != place:  # the first time, or the weights have moved
+            self._small, self._eye, self._looked = small(self), False, place
         return self._small
 
     def acting(self) -> Small | Eye | None:
         """Acting in C, where that is faster."""
-        self._look()
-        return self._small or self._eye
-
-    def _look(self) -> None:
-        """See what can be done in C: the first time, or if the weights have moved."""
-        place = self._anchor[0].data_ptr()
-        if self.by_hand and self._looked != place:
-            self._small, self._eye, self._looked = small(self), eye(self), place
+        found = self.small()
+        if found is not None or not self.by_hand:
+            return found
+        if self._eye is False:
+            self._eye = eye(self)
+        return self._eye
 
     def evaluate(
         self, inputs: dict[str, Tensor], state: dict[str, Tensor], keep: Tensor | None = None

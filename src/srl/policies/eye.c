@@ -233,48 +233,55 @@ FAST void dense_sort(const uint32_t *numbers, int64_t images, int64_t places, ui
     starts[places] = count;
 }
 
-/* to [images][PANEL] of rows that are `across` apart, plus the rows of from [..][PANEL] that they have. */
-FAST void dense_add(const float *restrict from, const uint32_t *which, int64_t images, float *restrict to, int64_t across) {
-    for (int64_t image = 0; image < images; image++, to += across)
-        for (int64_t c = 0; c < PANEL; c++) to[c] += from[which[image] * PANEL + c];
+/* to [images][PANEL] += the rows of from [..][PANEL] that they have. */
+FAST void dense_add(const float *restrict from, const uint32_t *which, int64_t images, float *restrict to) {
+    for (int64_t image = 0; image < images; image++)
+        for (int64_t c = 0; c < PANEL; c++) to[image * PANEL + c] += from[which[image] * PANEL + c];
 }
 
 /* Backwards. */
-FAST void dense_gather(const float *restrict from, int64_t across, const uint32_t *which, int64_t images,
-                       float *restrict to) {
-    for (int64_t image = 0; image < images; image++, from += across)
-        for (int64_t c = 0; c < PANEL; c++) to[which[image] * PANEL + c] += from[c];
-}
-
-static void finish(float *to, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = to[i] > 0 ? to[i] : 0;
+FAST void dense_gather(const float *restrict from, const uint32_t *which, int64_t images, float *restrict to) {
+    for (int64_t image = 0; image < images; image++)
+        for (int64_t c = 0; c < PANEL; c++) to[which[image] * PANEL + c] += from[image * PANEL + c];
 }
 
 /* out [images][outputs] from pieces [..][PANEL]. */
 int dense_forward(const float *pieces, const uint32_t *which, const uint32_t *different, const int64_t *starts,
                   int64_t images, int64_t places, int64_t outputs, const float *weight, const float *bias, float *out) {
     static const float none[PANEL];
-    float *near = malloc((size_t)(PANEL + images) * PANEL * sizeof *near), *made = near + PANEL * PANEL;
+    float *near = malloc((size_t)(PANEL + 2 * images) * PANEL * sizeof *near);
     if (!near) return 0;
-    for (int64_t image = 0; image < images; image++) memcpy(out + image * outputs, bias, (size_t)outputs * sizeof *out);
+    float *made = near + PANEL * PANEL, *sums = made + images * PANEL;
     Product x = {.from = pieces, .B = near, .bias = none, .pieces = 1, .size = PANEL, .all = 1, .unit = PANEL};
     x.panel = x.across = PANEL, x.to = made;
-    for (int64_t column = 0; column < outputs; column += PANEL)
+    for (int64_t column = 0; column < outputs; column += PANEL) {
+        for (int64_t image = 0; image < images; image++) memcpy(sums + image * PANEL, bias + column, PANEL * sizeof *sums);
         for (int64_t place = 0; place < places; place++) {
             const float *from = weight + place * PANEL * outputs + column;
             for (int64_t k = 0; k < PANEL; k++) memcpy(near + k * PANEL, from + k * outputs, PANEL * sizeof *near);
             x.places = different + starts[place];
             multiply(&x, starts[place + 1] - starts[place], PANEL, 0);
-            dense_add(made, which + place * images, images, out + column, outputs);
+            dense_add(made, which + place * images, images, sums);
         }
-    finish(out, images * outputs);
+        for (int64_t image = 0; image < images; image++)
+            for (int64_t c = 0; c < PANEL; c++) {
+                const float sum = sums[image * PANEL + c];
+                out[image * outputs + column + c] = sum > 0 ? sum : 0;
+            }
+    }
     free(near);
     return 1;
 }
 
-static void turn(const float *from, int64_t across, float *to, int64_t count) {
-    for (int64_t n = 0; n < count; n++)
-        for (int64_t c = 0; c < PANEL; c++) to[n * PANEL + c] = from[c * across + n];
+/* to [count][PANEL] from [PANEL][across], sixteen by sixteen. */
+FAST void dense_turn(const float *from, int64_t across, float *to, int64_t count) {
+    for (int64_t c = 0; c < PANEL; c += 16)
+        for (int64_t n = 0; n < count; n += 16) {
+            float block[16][16];
+            for (int i = 0; i < 16; i++) memcpy(block[i], from + (c + i) * across + n, sizeof block[i]);
+            for (int j = 0; j < 16; j++)
+                for (int i = 0; i < 16; i++) to[(n + j) * PANEL + c + i] = block[i][j];
+        }
 }
 
 /* gradient [images][outputs] to those of the weights, and of pieces, which is added to what is there. */
@@ -283,13 +290,18 @@ int dense_backward(const float *pieces, const uint32_t *which, const uint32_t *d
                    float *to_weight, float *to_pieces) {
     static const float none[PANEL];
     const int64_t panels = outputs / PANEL;
-    float *sums = malloc((size_t)(images * (outputs + 2 * PANEL) + outputs * PANEL) * sizeof *sums);
+    float *sums = malloc((size_t)(2 * images * (outputs + PANEL) + outputs * PANEL) * sizeof *sums);
     uint32_t *each = malloc((size_t)(PANEL + images * panels) * sizeof *each), *rows = each + PANEL;
     if (!sums || !each) {
         free(sums), free(each);
         return 0;
     }
-    float *own = sums + images * outputs, *back = own + images * PANEL, *turned = back + images * PANEL;
+    float *slopes = sums + images * outputs, *own = slopes + images * outputs, *back = own + images * PANEL;
+    float *turned = back + images * PANEL;
+    for (int64_t panel = 0; panel < panels; panel++) /* slopes [panels][images][PANEL] */
+        for (int64_t image = 0; image < images; image++)
+            memcpy(slopes + (panel * images + image) * PANEL, gradient + image * outputs + panel * PANEL,
+                   PANEL * sizeof *slopes);
     for (uint32_t c = 0; c < PANEL; c++) each[c] = c;
     for (int64_t place = 0; place < places; place++) {
         const uint32_t *here = different + starts[place];
@@ -298,13 +310,13 @@ int dense_backward(const float *pieces, const uint32_t *which, const uint32_t *d
         memset(sums, 0, (size_t)(count * outputs) * sizeof *sums);
         for (int64_t panel = 0; panel < panels; panel++) { /* sums [panels][count][PANEL] */
             float *part = sums + panel * count * PANEL;
-            dense_gather(gradient + panel * PANEL, outputs, which + place * images, images, part);
+            dense_gather(slopes + panel * images * PANEL, which + place * images, images, part);
             Product x = {.from = own, .B = part, .bias = none, .places = each, .pieces = 1, .size = count, .all = 1};
             x.unit = 1, x.panel = PANEL, x.across = outputs, x.to = to_weight + place * PANEL * outputs + panel * PANEL;
             multiply(&x, PANEL, PANEL, 1);
             for (int64_t i = 0; i < count; i++) rows[i * panels + panel] = (uint32_t)(panel * count + i);
         }
-        turn(weight + place * PANEL * outputs, outputs, turned, outputs);
+        dense_turn(weight + place * PANEL * outputs, outputs, turned, outputs);
         Product x = {.from = sums, .B = turned, .bias = none, .places = rows, .pieces = panels, .size = PANEL};
         x.all = panels, x.unit = x.panel = x.across = PANEL, x.to = back;
         multiply(&x, count, PANEL, 0);
