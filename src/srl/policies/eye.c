@@ -34,7 +34,7 @@ typedef struct {
     Seen seen[LAYERS];   /* blocks, and the patches of the first three layers */
     float *made[LAYERS]; /* the blocks' pixels, and what layers made of patches */
     int64_t most[LAYERS];
-    uint32_t *last;
+    uint32_t *places[LAYERS]; /* what is where */
 } Eye;
 
 /* ---- products ---- */
@@ -148,14 +148,15 @@ static void sizes(const Eye *eye, int64_t images, int64_t *most) {
 
 /* Numbers of 32 bits that the memory of an eye for so many images takes. */
 int64_t eye_room(const Eye *eye, int64_t images) {
-    int64_t most[LAYERS], sum = 0;
+    int64_t most[LAYERS], places[LAYERS], sum = 0;
     sizes(eye, images, most);
+    repeats_sizes(images, eye->height, eye->width, places);
     for (int at = 0; at < LAYERS; at++) {
         const int64_t words = at ? eye->layers[at - 1].pieces : eye->channels * BLOCK;
         const int64_t made = at ? eye->layers[at - 1].outputs : eye->channels * BLOCK * BLOCK;
-        sum += most[at] * (words + made) + (int64_t)repeats_slots(most[at]);
+        sum += most[at] * (words + made) + (int64_t)repeats_slots(most[at]) + places[at];
     }
-    return sum + most[LAYERS - 1] / AGAIN;
+    return sum;
 }
 
 /* Forget all that was seen. */
@@ -169,16 +170,18 @@ void eye_forget(Eye *eye) {
 
 /* Use this memory. */
 void eye_open(Eye *eye, int64_t images, uint32_t *room) {
+    int64_t places[LAYERS];
     sizes(eye, images, eye->most);
+    repeats_sizes(images, eye->height, eye->width, places);
     for (int at = 0; at < LAYERS; at++) {
         const int64_t words = at ? eye->layers[at - 1].pieces : eye->channels * BLOCK;
         const int64_t made = at ? eye->layers[at - 1].outputs : eye->channels * BLOCK * BLOCK;
         const uint64_t slots = repeats_slots(eye->most[at]);
         eye->made[at] = (float *)room, room += eye->most[at] * made;
-        eye->seen[at] = (Seen){room, words, 0, 0, room + eye->most[at] * words, slots - 1, 0};
+        eye->seen[at] = (Seen){room, words, 0, 0, room + eye->most[at] * words, slots - 1, 0, 1};
         room += eye->most[at] * words + (int64_t)slots;
+        eye->places[at] = memset(room, 0, (size_t)places[at] * sizeof *room), room += places[at];
     }
-    eye->last = room;
     eye_forget(eye);
 }
 
@@ -190,7 +193,7 @@ int eye_see(Eye *eye, const uint8_t *images, int64_t rows, float *features) {
     for (;;) {
         for (int at = 0; at < LAYERS; at++) before[at] = eye->seen[at].count, eye->seen[at].most = eye->most[at];
         if (before[0] + places[0] / 2 < eye->most[0]) eye->seen[0].most = before[0] + places[0] / 2;
-        if (repeats_more(eye->seen, images, rows, eye->channels, eye->height, eye->width, eye->last)) break;
+        if (repeats_more(eye->seen, images, rows, eye->channels, eye->height, eye->width, eye->places)) break;
         eye_forget(eye);
         if (!before[0]) return 0;
     }
@@ -202,7 +205,7 @@ int eye_see(Eye *eye, const uint8_t *images, int64_t rows, float *features) {
         through(layer, eye->made[at - 1], eye->seen[at].kept + before[at] * layer->pieces, eye->seen[at].count - before[at],
                 eye->made[at] + before[at] * layer->outputs);
     }
-    through(&eye->layers[LAYERS - 1], eye->made[LAYERS - 1], eye->last, rows, features);
+    through(&eye->layers[LAYERS - 1], eye->made[LAYERS - 1], eye->places[LAYERS - 1], rows, features);
     return 1;
 }
 

@@ -35,9 +35,10 @@ static inline __attribute__((always_inline)) int same(const uint32_t *one, const
     return !differ;
 }
 
-static inline __attribute__((always_inline)) int64_t number(Seen *seen, const uint32_t *patch, int64_t words) {
+static inline __attribute__((always_inline)) int64_t number(Seen *seen, const uint32_t *patch, int64_t words, uint32_t before) {
     const size_t bytes = (size_t)words * sizeof *patch;
-    if (seen->count && same(seen->kept + seen->last * words, patch, words)) return (int64_t)seen->last;
+    const int64_t guess = seen->still ? before : seen->last;
+    if (guess < seen->count && same(seen->kept + guess * words, patch, words)) return guess;
     uint64_t one = 0x9E3779B97F4A7C15u, two = 0xC2B2AE3D27D4EB4Fu;
     int64_t at = 0;
     for (; at + 4 <= words; at += 4) {
@@ -70,7 +71,7 @@ static inline __attribute__((always_inline)) int layer(Seen *seen, const uint32_
             for (int64_t x = 0; x + size <= width; x += step) {
                 for (int64_t row = 0; row < size; row++)
                     memcpy(patch + row * size, from + (y + row) * width + x, (size_t)size * sizeof *patch);
-                const int64_t found = number(seen, patch, size * size);
+                const int64_t found = number(seen, patch, size * size, *to);
                 if (found < 0) return 0;
                 *to++ = (uint32_t)found;
             }
@@ -90,7 +91,8 @@ static inline __attribute__((always_inline)) int blocks(Seen *seen, const uint8_
                 for (int64_t channel = 0; channel < channels; channel++)
                     for (int64_t row = 0; row < BLOCK; row++)
                         memcpy(patch + channel * BLOCK + row, from + (channel * height + y + row) * width + x, BLOCK);
-                const int64_t found = channels == 4 ? number(seen, patch, 4 * BLOCK) : number(seen, patch, channels * BLOCK);
+                const int64_t found = channels == 4 ? number(seen, patch, 4 * BLOCK, *to)
+                                                    : number(seen, patch, channels * BLOCK, *to);
                 if (found < 0) return 0;
                 *to++ = (uint32_t)found;
             }
@@ -110,17 +112,12 @@ void repeats_sizes(int64_t images, int64_t height, int64_t width, int64_t *place
 }
 
 FAST int repeats_more(Seen *seen, const uint8_t *from, int64_t images, int64_t channels, int64_t height, int64_t width,
-                      uint32_t *last) {
-    int64_t places[REPEATS_LAYERS];
-    repeats_sizes(images, height, width, places);
-    uint32_t *first = reserve((size_t)(places[0] + places[1] + places[2]) * sizeof *first);
-    if (!first) return 0;
+                      uint32_t *const *to) {
     const int64_t h = height / BLOCK, w = width / BLOCK, h2 = (h - 5) / 2 + 1, w2 = (w - 5) / 2 + 1;
-    uint32_t *second = first + places[0], *third = second + places[1];
-    return blocks(&seen[0], from, first, images, channels, height, width) &&
-           layer(&seen[1], first, second, images, h, w, 2, 1) &&
-           layer(&seen[2], second, third, images, h - 1, w - 1, 4, 2) &&
-           layer(&seen[3], third, last, images, h2, w2, 3, 1);
+    return blocks(&seen[0], from, to[0], images, channels, height, width) &&
+           layer(&seen[1], to[0], to[1], images, h, w, 2, 1) &&
+           layer(&seen[2], to[1], to[2], images, h - 1, w - 1, 4, 2) &&
+           layer(&seen[3], to[2], to[3], images, h2, w2, 3, 1);
 }
 
 /* The patches of the three layers of images of bytes [images][channels][height][width], and of the blocks below them.
@@ -130,19 +127,22 @@ int repeats_find(const uint8_t *from, int64_t images, int64_t channels, int64_t 
                  uint32_t *const *kept, const int64_t *most, int64_t *counts, uint32_t *last) {
     static const int64_t words[REPEATS_LAYERS] = {0, 4, 16, 9};
     Seen seen[REPEATS_LAYERS];
+    int64_t places[REPEATS_LAYERS];
     uint64_t all = 0;
     if (channels * BLOCK > LONGEST) return 0;
+    repeats_sizes(images, height, width, places);
     for (int at = 0; at < REPEATS_LAYERS; at++) all += repeats_slots(most[at]);
-    uint32_t *table = calloc(all, sizeof *table), *next = table;
+    uint32_t *table = reserve((size_t)(all + (uint64_t)(places[0] + places[1] + places[2])) * sizeof *table), *next = table;
     if (!table) return 0;
+    memset(table, 0, all * sizeof *table);
     for (int at = 0; at < REPEATS_LAYERS; at++) {
         const uint64_t own = repeats_slots(most[at]);
-        seen[at] = (Seen){kept[at], at ? words[at] : channels * BLOCK, 0, most[at], next, own - 1, 0};
+        seen[at] = (Seen){kept[at], at ? words[at] : channels * BLOCK, 0, most[at], next, own - 1, 0, 0};
         next += own;
     }
-    const int fine = repeats_more(seen, from, images, channels, height, width, last);
+    uint32_t *const to[REPEATS_LAYERS] = {next, next + places[0], next + places[0] + places[1], last};
+    const int fine = repeats_more(seen, from, images, channels, height, width, to);
     for (int at = 0; at < REPEATS_LAYERS; at++) counts[at] = seen[at].count;
-    free(table);
     return fine;
 }
 

@@ -9,7 +9,8 @@ typedef struct {
     int64_t words, count, most;
     uint32_t *table; /* number + 1, or 0 */
     uint64_t mask;
-    uint64_t last;
+    int64_t last;
+    int64_t still; /* guess that a place shows what it showed in the call before, not what the place before it shows */
 } Seen;
 
 /* How large a table has to be. */
@@ -18,6 +19,6 @@ uint64_t repeats_slots(int64_t most);
 /* How many blocks and patches there are in so many images, those that are equal counted each by itself. */
 void repeats_sizes(int64_t images, int64_t height, int64_t width, int64_t *places);
 
-/* Adds what is in these images to what has been seen; last: the numbers of the last layer. 0: there are too many. */
+/* Adds what is in these images to what has been seen; to: the numbers at all places, by layer. 0: there are too many. */
 int repeats_more(Seen *seen, const uint8_t *from, int64_t images, int64_t channels, int64_t height, int64_t width,
-                 uint32_t *last);
+                 uint32_t *const *to);
