@@ -39,6 +39,8 @@ _MOMENT = 0.03
 """Seconds for each part where a moment has to do."""
 _GROWTH = 4
 """With how many times as many copies it is tried again."""
+_BEGINNING = 700
+"""Steps that are not looked at: games begin alike, and show less then than in most of a run."""
 _LOOK = 0.1
 """Seconds of play to see what observations are like, where a moment has to do."""
 
@@ -236,7 +238,10 @@ def _measure(x: Experiment) -> Parts:
     # A batch comes from all copies there are: what copies show repeats less from one to the other.
     whole = x.actors.count * x.actors.ring * rows
     if whole > rows:
-        played = play(Stepping(x.env, (AGENT,), whole, algorithm), algorithm.horizon + 1)
+        step = Stepping(x.env, (AGENT,), whole, algorithm)
+        for _ in range(_BEGINNING):
+            step()
+        played = play(step, algorithm.horizon + 1)
     train, batch = training(algorithm, spaces, whole, played)
     samples = len(batch.positions)
     found["copy"] = _time(_copying(batch, algorithm.minibatch)) / samples

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,10 @@ class ActorCritic(nn.Module):
     def in_rewards(self, value: Tensor) -> Tensor:
         """A (normalised) value in units of the reward."""
         return value if self.return_norm is None else self.return_norm.inverse(value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, which look for themselves what can be done in C."""
+        return {**self.__dict__, "_small": None, "_eye": False, "_looked": -1}
 
     def small(self) -> Small | None:
         """The same in C, where that is faster."""

@@ -1,8 +1,9 @@
 """Acting on images in C: all of a policy's answer in two calls.
 
-A vector of eight games takes a policy half a millisecond of products, and as long again to get to torch's kernels and back,
-with caches that the emulators have just filled. ``eye.c`` goes from bytes to features, ``small.c`` from there to actions,
-on weights that are packed once a version. Training stays with :mod:`srl.policies.images`; both are compared in
+A vector of eight games takes a policy a third of a millisecond of products, and as long again to get to torch's kernels and
+back, with caches that the emulators have just filled. ``eye.c`` goes from bytes to features, ``small.c`` from there to
+actions, on weights that are packed once a version. What was seen before with the same weights is not worked out again;
+the result does not depend on it (ADR 21). Training stays with :mod:`srl.policies.images`; both are compared in
 ``tests/test_eye.py``.
 """
 
@@ -50,8 +51,8 @@ def eye(policy: ActorCritic) -> Eye | None:
         return None
     if trunk.memory is not None or trunk.reduced or not Heads.fit(policy):
         return None
-    (cnn,) = encoder.cnn.values()
-    fits = not cnn.last and not int(cnn.out_features) % PANEL and cnn.first.in_channels <= _CHANNELS
+    cnn: Any = encoder.cnn[next(iter(encoder.cnn))]
+    fits = not cnn.last and not cnn.out_features % PANEL and cnn.first.in_channels <= _CHANNELS
     return Eye(policy, cnn, encoder.images[0]) if fits else None
 
 
@@ -63,6 +64,7 @@ class Eye(Heads):
         self.image, self.width = name, cnn.out_features
         layers: list[Any] = [each for each in cnn.modules() if isinstance(each, (nn.Conv2d, nn.Linear))]
         self.weights = [layer.weight.detach() for layer in layers]
+        self.watched = [*self.weights, *(layer.bias.detach() for layer in layers)]
         self.orders = [_order(number, weight) for number, weight in enumerate(self.weights)]
         self.packed = [torch.empty(weight.numel()) for weight in self.weights]
         self.layout = _Layout(channels=self.weights[0].shape[1], height=cnn.shape[0], width=cnn.shape[1])
@@ -96,7 +98,7 @@ class Eye(Heads):
 
     def _follow(self) -> None:
         """Pack the weights anew if they have changed; torch counts how often a tensor was written."""
-        version = sum(weight._version for weight in self.weights)
+        version = sum(weight._version for weight in self.watched)
         if version == self._version:
             return
         self._version = version
