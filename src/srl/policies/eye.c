@@ -20,7 +20,7 @@
 #define PANEL 64  /* columns */
 #define NEAR 128  /* rows of a panel that stay in the nearest cache */
 #define LAYERS REPEATS_LAYERS
-#define AGAIN 8   /* as many images as one sees at a time can be remembered, if nothing repeats */
+#define MANY 1500 /* patches that are remembered, for each image that is seen at a time */
 
 typedef struct {
     int64_t pieces, size, outputs; /* a row's pieces, numbers of each, and what comes out: a multiple of 32 */
@@ -140,10 +140,11 @@ void eye_pack(const Layer *layer, const float *weight, const int64_t *at, int64_
                 layer->packed[column * inner + k * panel + c] = weight[(column + c) * across + at[k]] * scale;
 }
 
-/* How many different ones of each kind are remembered: what many times as many images show, at most. */
+/* How many different ones of each kind are remembered. */
 static void sizes(const Eye *eye, int64_t images, int64_t *most) {
     repeats_sizes(images, eye->height, eye->width, most);
-    for (int at = 0; at < LAYERS; at++) most[at] *= at < 2 ? 1 : AGAIN;
+    for (int at = 0; at < LAYERS; at++)
+        if (most[at] < images * MANY) most[at] = images * MANY;
 }
 
 /* Numbers of 32 bits that the memory of an eye for so many images takes. */
