@@ -11,7 +11,6 @@ import torch
 from srl.core import native
 from srl.policies.images import features, interleaved
 from srl.policies.networks import NatureCNN
-from srl.policies.products import linear, rounded
 
 SHAPES = [(4, 84, 84), (1, 36, 40), (3, 39, 53), (12, 36, 64), (16, 36, 36)]
 compiled = pytest.mark.skipif(native.library() is None, reason="there was no compiler")
@@ -160,28 +159,3 @@ def test_small_images_are_vectors():
     encoder = Encoder(spaces.Box(0, 255, (7, 7, 3), "uint8"), (8,), "tanh", normalize=False, twins=False)
     assert not encoder.images
     assert encoder({"obs": torch.ones(2, 7, 7, 3, dtype=torch.uint8)}).shape == (2, 8)
-
-
-@pytest.mark.parametrize("bound", [7, 8, 100, 129, 5_000, 70_001])
-def test_rows_are_rounded_up_by_little_to_few_numbers(bound):
-    numbers = [rounded(rows) for rows in range(1, bound)]
-    assert all(rows <= found <= max(rows + 7, rows * 17 / 16) for rows, found in enumerate(numbers, 1))
-    assert len(set(numbers)) <= 16 + 16 * max(0, bound.bit_length() - 7)
-
-
-@pytest.mark.parametrize("wide", [True, False])
-def test_a_dense_layer_is_the_same_in_both_libraries(wide, monkeypatch):
-    monkeypatch.setattr("srl.policies.products._wide", lambda: wide)
-    torch.manual_seed(3)
-    ours = [torch.randn(shape, requires_grad=True) for shape in ((40, 30), (20, 30), (20,))]
-    theirs = [each.detach().clone().requires_grad_() for each in ours]
-    found, expected = linear(*ours), torch.nn.functional.linear(*theirs).relu()
-    torch.testing.assert_close(found, expected)
-    with torch.no_grad():
-        torch.testing.assert_close(linear(*ours), expected)
-    wanted = torch.randn(40, 20)
-    for each in (found, expected):
-        (each * wanted).sum().backward()
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine.grad is not None
-        torch.testing.assert_close(mine.grad, other.grad)

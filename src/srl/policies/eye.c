@@ -210,6 +210,130 @@ int eye_see(Eye *eye, const uint8_t *images, int64_t rows, float *features) {
     return 1;
 }
 
+/* to [count][rows] from [rows][across], sixteen by sixteen. */
+FAST void eye_turn(const float *from, int64_t rows, int64_t across, float *to, int64_t count) {
+    for (int64_t c = 0; c < rows; c += 16)
+        for (int64_t n = 0; n < count; n += 16) {
+            float block[16][16];
+            for (int i = 0; i < 16; i++) memcpy(block[i], from + (c + i) * across + n, sizeof block[i]);
+            for (int j = 0; j < 16; j++)
+                for (int i = 0; i < 16; i++) to[(n + j) * rows + c + i] = block[i][j];
+        }
+}
+
+/* ---- a layer of windows, in training ----
+ *
+ * A window is `pieces` rows of what the layer below made, by number; weights are [outputs][pieces * size]. */
+
+/* out [count][outputs] = windows through the layer and a ReLU. */
+int windows_forward(const float *from, const uint32_t *numbers, int64_t count, int64_t pieces, int64_t size,
+                    int64_t outputs, const float *weight, const float *bias, float *out) {
+    float *turned = malloc((size_t)(pieces * size * outputs) * sizeof *turned);
+    if (!turned) return 0;
+    eye_turn(weight, outputs, pieces * size, turned, pieces * size);
+    const Layer layer = {pieces, size, outputs, turned, bias};
+    through(&layer, from, numbers, count, out);
+    free(turned);
+    return 1;
+}
+
+/* to [rows][16 * vectors of outputs] += numbers of a piece of `count` windows, each times the window's gradient. */
+INLINE void collect(const int rows, const int vectors, const float *from, const uint32_t *numbers, int64_t pieces,
+                    int64_t size, int64_t count, const float *gradient, int64_t outputs, float *to) {
+    v16 sum[12][4];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) sum[r][v] = *(const v16 *)(to + r * outputs + 16 * v);
+    for (int64_t i = 0; i < count; i++, gradient += outputs) {
+        const float *at = from + numbers[i * pieces] * size;
+        v16 b[4];
+        for (int v = 0; v < vectors; v++) b[v] = *(const v16 *)(gradient + 16 * v);
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vectors; v++) sum[r][v] += at[r] * b[v];
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) *(v16 *)(to + r * outputs + 16 * v) = sum[r][v];
+}
+
+/* The same for all pieces and outputs: to [pieces * size][outputs]. */
+INLINE void collects(const int rows, const int vectors, const float *from, const uint32_t *numbers, int64_t pieces,
+                     int64_t size, int64_t count, const float *gradient, int64_t outputs, float *to) {
+    for (int64_t piece = 0; piece < pieces; piece++, numbers++, to += size * outputs)
+        for (int64_t column = 0; column < outputs; column += 16 * vectors) {
+            int64_t c = 0;
+            for (; c + rows <= size; c += rows)
+                collect(rows, vectors, from + c, numbers, pieces, size, count, gradient + column, outputs,
+                        to + c * outputs + column);
+            for (; c < size; c += 2)
+                collect(2, vectors, from + c, numbers, pieces, size, count, gradient + column, outputs,
+                        to + c * outputs + column);
+        }
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+__attribute__((target("arch=x86-64-v4"))) static void collect_wide(const float *from, const uint32_t *numbers,
+                                                                   int64_t pieces, int64_t size, int64_t count,
+                                                                   const float *gradient, int64_t outputs, float *to) {
+    if (outputs % PANEL) collects(12, 2, from, numbers, pieces, size, count, gradient, outputs, to);
+    else collects(6, 4, from, numbers, pieces, size, count, gradient, outputs, to);
+}
+
+__attribute__((target("arch=x86-64-v3"))) static void collect_narrow(const float *from, const uint32_t *numbers,
+                                                                     int64_t pieces, int64_t size, int64_t count,
+                                                                     const float *gradient, int64_t outputs, float *to) {
+    collects(6, 1, from, numbers, pieces, size, count, gradient, outputs, to);
+}
+#endif
+
+static void windows_collect(const float *from, const uint32_t *numbers, int64_t pieces, int64_t size, int64_t count,
+                            const float *gradient, int64_t outputs, float *to) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    if (__builtin_cpu_supports("x86-64-v4")) collect_wide(from, numbers, pieces, size, count, gradient, outputs, to);
+    else if (__builtin_cpu_supports("x86-64-v3"))
+        collect_narrow(from, numbers, pieces, size, count, gradient, outputs, to);
+    else
+#endif
+        collects(2, 1, from, numbers, pieces, size, count, gradient, outputs, to);
+}
+
+/* to [..][size] += from [count][PANEL], of which a row is as many pieces as it has room for. */
+FAST void windows_scatter(const float *restrict from, const uint32_t *numbers, int64_t pieces, int64_t size,
+                          int64_t count, float *restrict to) {
+    for (int64_t i = 0; i < count; i++, numbers += pieces)
+        for (int64_t piece = 0; piece < PANEL / size; piece++, from += size) {
+            float *at = to + numbers[piece] * size;
+            for (int64_t k = 0; k < size; k++) at[k] += from[k];
+        }
+}
+
+/* gradient [count][outputs] to that of the weights [pieces * size][outputs], and, unless NULL, of what windows are made of;
+ * both are added to what is there. */
+int windows_backward(const float *from, const uint32_t *numbers, int64_t count, int64_t pieces, int64_t size,
+                     int64_t outputs, const float *weight, const float *gradient, float *to_weight, float *to_from) {
+    enum { SOME = 384, FEW = 96 }; /* windows whose gradients, and whose pieces' gradients, stay near */
+    static const float none[PANEL];
+    const int64_t inner = pieces * size;
+    float *near = malloc((PANEL * (size_t)outputs + FEW * PANEL) * sizeof *near), *back = near + PANEL * outputs;
+    uint32_t each[FEW];
+    if (!near) return 0;
+    for (uint32_t i = 0; i < FEW; i++) each[i] = i;
+    for (int64_t i = 0; i < count; i += SOME)
+        windows_collect(from, numbers + i * pieces, pieces, size, count - i < SOME ? count - i : SOME,
+                        gradient + i * outputs, outputs, to_weight);
+    Product x = {.B = near, .bias = none, .places = each, .pieces = 1, .size = outputs, .all = 1, .unit = outputs};
+    x.panel = x.across = PANEL, x.to = back;
+    for (int64_t column = 0; to_from && column < inner; column += PANEL) {
+        for (int64_t n = 0; n < outputs; n++) memcpy(near + n * PANEL, weight + n * inner + column, PANEL * sizeof *near);
+        for (int64_t i = 0; i < count; i += FEW) {
+            const int64_t rows = count - i < FEW ? count - i : FEW;
+            x.from = gradient + i * outputs;
+            multiply(&x, rows, PANEL, 0);
+            windows_scatter(back, numbers + i * pieces + column / size, pieces, size, rows, to_from);
+        }
+    }
+    free(near);
+    return 1;
+}
+
 /* ---- the dense layer, in training ----
  *
  * An image's features are what PLACES pieces of PANEL numbers make. At each place few pieces of a minibatch are different;
@@ -277,17 +401,6 @@ int dense_forward(const float *pieces, const uint32_t *which, const uint32_t *di
     return 1;
 }
 
-/* to [count][PANEL] from [PANEL][across], sixteen by sixteen. */
-FAST void dense_turn(const float *from, int64_t across, float *to, int64_t count) {
-    for (int64_t c = 0; c < PANEL; c += 16)
-        for (int64_t n = 0; n < count; n += 16) {
-            float block[16][16];
-            for (int i = 0; i < 16; i++) memcpy(block[i], from + (c + i) * across + n, sizeof block[i]);
-            for (int j = 0; j < 16; j++)
-                for (int i = 0; i < 16; i++) to[(n + j) * PANEL + c + i] = block[i][j];
-        }
-}
-
 /* gradient [images][outputs] to those of the weights, and of pieces, which is added to what is there. */
 int dense_backward(const float *pieces, const uint32_t *which, const uint32_t *different, const int64_t *starts,
                    int64_t images, int64_t places, int64_t outputs, const float *weight, const float *gradient,
@@ -320,7 +433,7 @@ int dense_backward(const float *pieces, const uint32_t *which, const uint32_t *d
             multiply(&x, PANEL, PANEL, 1);
             for (int64_t i = 0; i < count; i++) rows[i * panels + panel] = (uint32_t)(panel * count + i);
         }
-        dense_turn(weight + place * PANEL * outputs, outputs, turned, outputs);
+        eye_turn(weight + place * PANEL * outputs, PANEL, outputs, turned, outputs);
         Product x = {.from = sums, .B = turned, .bias = none, .places = rows, .pieces = panels, .size = PANEL};
         x.all = panels, x.unit = x.panel = x.across = PANEL, x.to = back;
         multiply(&x, count, PANEL, 0);

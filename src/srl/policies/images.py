@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from srl.core import native
-from srl.policies.products import linear, rounded
 
 BLOCK = 4
 """Pixels of the blocks that images are compared by: the first layer's step, half of its window."""
@@ -53,25 +52,20 @@ def features(x: Tensor, layers: Sequence[nn.Conv2d], dense: nn.Linear) -> Tensor
     first, second, third = layers
     blocks, patches, windows, last, places = found
     channels = x.shape[1]
-    pixels = torch.empty(len(patches), 4 * channels * BLOCK * BLOCK)
-    sizes = c_int64(len(patches)), c_int64(channels * BLOCK * BLOCK)
-    library.repeats_pixels(_at(blocks), _at(patches), _at(pixels), *sizes)
+    pixels = blocks.view(torch.uint8).reshape(len(blocks), -1).float()
     # The first layer's weights in the order of blocks; bytes become numbers between 0 and 1 through them.
     split = first.weight.reshape(len(first.weight), channels, 2, BLOCK, 2, BLOCK)
     weight = split.permute(0, 2, 4, 1, 3, 5).reshape(len(first.weight), -1) * (1 / 255)
-    seen = linear(pixels, weight, first.bias)
+    seen: Tensor = Windows.apply(pixels, patches, weight, first.bias)  # type: ignore[no-untyped-call]
     for layer, numbers in ((second, windows), (third, last)):
-        rows: Tensor = Spread.apply(seen, numbers)  # type: ignore[no-untyped-call]
-        seen = linear(rows, layer.weight.permute(0, 2, 3, 1).flatten(1), layer.bias)
+        weight = layer.weight.permute(0, 2, 3, 1).flatten(1)
+        seen = Windows.apply(seen, numbers, weight, layer.bias)  # type: ignore[no-untyped-call]
     out: Tensor = Dense.apply(seen, places, dense.weight, dense.bias)  # type: ignore[no-untyped-call]
     return out
 
 
 def _find(library: ctypes.CDLL, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
-    """The different blocks, the different patches of three layers, and the numbers of the last, by image.
-
-    There may be a few patches more, which nobody refers to.
-    """
+    """The different blocks, the different patches of three layers, and the numbers of the last, by image."""
     rows, channels, height, width = x.shape
     high, wide = height // BLOCK, width // BLOCK
     most = [rows * high * wide // 2]  # with more of them convolutions are the faster way
@@ -85,9 +79,7 @@ def _find(library: ctypes.CDLL, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     pointers = (c_void_p * 4)(*(each.data_ptr() for each in kept))
     if not library.repeats_find(_at(x), *map(c_int64, x.shape), pointers, (c_int64 * 4)(*most), counts, _at(places)):
         return None
-    for each, count in zip(kept[1:], counts[1:], strict=True):
-        each[count : rounded(count)] = 0
-    blocks, patches, windows, last = (each[: rounded(count)] for each, count in zip(kept, counts, strict=True))
+    blocks, patches, windows, last = (each[:count] for each, count in zip(kept, counts, strict=True))
     return blocks, patches, windows, last, places
 
 
@@ -101,34 +93,33 @@ def _at(x: Tensor) -> c_void_p:
     return c_void_p(x.data_ptr())
 
 
-class Spread(torch.autograd.Function):
-    """Rows of features by number, ``[places, numbers]`` side by side; backwards their sums."""
+class Windows(torch.autograd.Function):
+    """A layer and a ReLU over windows that consist of rows of ``seen``, by ``numbers`` ``[windows, pieces]``."""
 
-    way = "repeats_spread", "repeats_gather"
-
-    @classmethod
-    def _sizes(cls, places: Tensor, width: int) -> tuple[c_int64, ...]:
-        return c_int64(places.numel()), c_int64(width)
-
-    @classmethod
-    def forward(cls, ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
+    @staticmethod
+    def forward(ctx: Any, seen: Tensor, numbers: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """See the class."""
-        width = rows.shape[1]
-        ctx.save_for_backward(places)
-        ctx.count = len(rows)
-        out = torch.empty(len(places), places.shape[1] * width)
-        getattr(native.library(), cls.way[0])(_at(rows), _at(places), _at(out), *cls._sizes(places, width))
+        weight = weight.contiguous()
+        out = torch.empty(len(numbers), len(weight))
+        sizes = map(c_int64, (*numbers.shape, seen.shape[1], len(weight)))
+        library: Any = native.library()
+        if not library.windows_forward(_at(seen), _at(numbers), *sizes, _at(weight), _at(bias), _at(out)):
+            raise MemoryError
+        ctx.save_for_backward(seen, numbers, weight, out)
         return out
 
-    @classmethod
-    def backward(cls, ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor, Tensor]:
         """See the class."""
-        (places,) = ctx.saved_tensors
-        gradient = gradient.contiguous()
-        width = gradient.shape[1] // places.shape[1]
-        out = torch.zeros(ctx.count, width)
-        getattr(native.library(), cls.way[1])(_at(gradient), _at(places), _at(out), *cls._sizes(places, width))
-        return out, None
+        seen, numbers, weight, out = ctx.saved_tensors
+        gradient = torch.ops.aten.threshold_backward(gradient.contiguous(), out, 0)
+        found, back = torch.zeros(weight.shape[::-1]), torch.zeros_like(seen) if ctx.needs_input_grad[0] else None
+        sizes = map(c_int64, (*numbers.shape, seen.shape[1], len(weight)))
+        given = _at(weight), _at(gradient), _at(found), None if back is None else _at(back)
+        library: Any = native.library()
+        if not library.windows_backward(_at(seen), _at(numbers), *sizes, *given):
+            raise MemoryError
+        return back, None, found.t(), gradient.sum(0)
 
 
 class Dense(torch.autograd.Function):

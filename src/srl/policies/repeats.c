@@ -145,23 +145,3 @@ int repeats_find(const uint8_t *from, int64_t images, int64_t channels, int64_t 
     for (int at = 0; at < REPEATS_LAYERS; at++) counts[at] = seen[at].count;
     return fine;
 }
-
-/* to [patches][4][words of a block in bytes] as floats; patches as numbers of blocks */
-FAST void repeats_pixels(const uint8_t *blocks, const uint32_t *patches, float *to, int64_t count, int64_t bytes) {
-    for (int64_t at = 0; at < 4 * count; at++, to += bytes)
-        for (int64_t byte = 0; byte < bytes; byte++) to[byte] = blocks[patches[at] * bytes + byte];
-}
-
-/* to [places][width] = the rows of from that the places name */
-FAST void repeats_spread(const float *from, const uint32_t *places, float *to, int64_t count, int64_t width) {
-    for (int64_t at = 0; at < count; at++, to += width)
-        memcpy(to, from + places[at] * width, (size_t)width * sizeof *to);
-}
-
-/* from [places][width] added to the rows of to that the places name */
-FAST void repeats_gather(const float *from, const uint32_t *places, float *to, int64_t count, int64_t width) {
-    for (int64_t at = 0; at < count; at++, from += width) {
-        float *row = to + places[at] * width;
-        for (int64_t i = 0; i < width; i++) row[i] += from[i];
-    }
-}
