@@ -6,7 +6,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 SRL := $(VENV)/bin/srl
-SOURCES := pyproject.toml hatch_build.py $(wildcard src/srl/*/*.c)
+SOURCES := pyproject.toml hatch_build.py $(wildcard src/srl/*/*.[ch])
 RUN := runs/cartpole-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: train test lint bench rivals learn install system-packages clean

@@ -63,7 +63,6 @@ def _pong() -> Experiment:
             clip=0.1,
             entropy=0.01,
             anneal_steps=4_000_000,
-            precision="auto",
         ),
         actors=Actors(envs=16),
         steps=2_000_000,

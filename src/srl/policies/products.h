@@ -1,0 +1,41 @@
+/* Products whose rows are put together from pieces (products.c): a window of a convolution is some rows of what the layer
+ * below made. Pieces are read where they are. */
+#include <stdint.h>
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#define FAST __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FAST
+#endif
+#define INLINE static inline __attribute__((always_inline))
+#define PANEL 64 /* columns */
+
+typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t v16i __attribute__((vector_size(64), aligned(4), may_alias));
+
+/* A product of rows that consist of `pieces` pieces of `size` numbers. That of row r begins at from + places[r * all] * unit,
+ * and so on. B has rows of `panel` columns, `to` rows of `across`. */
+typedef struct {
+    const float *from, *B, *bias; /* no bias: it is added to what is there */
+    const uint32_t *places;
+    int64_t pieces, size, all, unit, panel, across;
+    float *to;
+    int ends; /* with a ReLU */
+} Product;
+
+/* So many rows and columns of it; turned: a piece's numbers are a panel apart. A sum is made in the same order however many
+ * rows there are. */
+void products_multiply(const Product *x, int64_t rows, int64_t columns, int turned);
+
+/* A layer's weights, packed in panels of columns. */
+typedef struct {
+    int64_t pieces, size, outputs; /* a row's pieces, numbers of each, and what comes out: a multiple of 32 */
+    float *packed;
+    const float *bias;
+} Layer;
+
+/* to [rows][outputs] = what a layer and a ReLU make of rows whose pieces are at `places` [rows][pieces] of `from`. */
+void products_through(const Layer *layer, const float *from, const uint32_t *places, int64_t rows, float *to);
+
+/* to [count][rows] from [rows][across], sixteen by sixteen. */
+void products_turn(const float *from, int64_t rows, int64_t across, float *to, int64_t count);
