@@ -2,8 +2,8 @@
 
 A vector of eight games takes a policy a third of a millisecond of products, and as long again to get to torch's kernels
 and back, with caches that the emulators have just filled. ``eye.c`` goes from bytes to features, ``small.c`` from there
-to actions, on weights that are packed once a version. What was seen before with the same weights is not worked out again;
-the result does not depend on it (ADR 21). Training is in :mod:`srl.policies.images`; both are compared in
+to actions, on weights that are packed once a version. What was seen before with the same weights is not worked out
+again; the result does not depend on it (ADR 21). Training is in :mod:`srl.policies.images`; both are compared in
 ``tests/test_eye.py``.
 """
 
