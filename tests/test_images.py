@@ -10,7 +10,7 @@ import torch
 
 from srl.core import native
 from srl.policies.images import features, interleaved
-from srl.policies.networks import NatureCNN
+from srl.policies.networks import Across, NatureCNN
 
 SHAPES = [(4, 84, 84), (1, 36, 40), (3, 39, 53), (12, 36, 64), (16, 36, 36)]
 compiled = pytest.mark.skipif(native.library() is None, reason="there was no compiler")
@@ -41,8 +41,8 @@ def plain(network: NatureCNN, monkeypatch: pytest.MonkeyPatch) -> NatureCNN:
     return other
 
 
-def layers(network: NatureCNN) -> tuple[list[torch.nn.Conv2d], torch.nn.Linear]:
-    return [each for each in network.modules() if isinstance(each, torch.nn.Conv2d)], network.dense[0]
+def layers(network: NatureCNN) -> tuple[list[torch.nn.Conv2d], Across]:
+    return [each for each in network.modules() if isinstance(each, torch.nn.Conv2d)], network.dense
 
 
 @compiled
@@ -62,6 +62,19 @@ def test_repeated_windows_are_convolved_once_with_the_same_result(shape, rows, m
         longest = float(twin.grad.abs().max())
         assert longest > 0, name
         torch.testing.assert_close(weight.grad, twin.grad, rtol=1e-3, atol=1e-5 * longest, msg=name)
+
+
+@compiled
+def test_gradients_are_added_to_what_is_there(monkeypatch):
+    torch.manual_seed(1)
+    network, x = NatureCNN((4, 84, 84)), game(9, (4, 84, 84))
+    network(x).square().sum().backward()
+    once = [weight.grad.clone() for weight in network.parameters()]
+    gathered = network.dense.weight.grad
+    network(x).square().sum().backward()
+    assert network.dense.weight.grad is gathered
+    for weight, grad in zip(network.parameters(), once, strict=True):
+        torch.testing.assert_close(weight.grad, 2 * grad, rtol=1e-4, atol=1e-4 * float(grad.abs().max()))
 
 
 @compiled

@@ -1,15 +1,20 @@
 """Adam on all weights at once.
 
-The weights of a network become views of one tensor, and their gradients views of another. Zeroing, measuring and
-shortening the gradient and the step itself are then one call each, whatever the number of layers.
+The weights of a network become views of one tensor, and their gradients views of another. Zeroing and
+measuring the gradient and the step itself are then one call each, whatever the number of layers, and in C the gradient is
+shortened on the way.
 """
 
 from __future__ import annotations
 
+import math
+from ctypes import c_double, c_int64, c_void_p
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from srl.core import native
 
 
 class Adam:
@@ -29,24 +34,41 @@ class Adam:
         self.moments = [torch.zeros_like(self.flat) for _ in range(2)]
         self.steps = torch.zeros((), device=self.flat.device)
         self.param_groups: list[dict[str, Any]] = [{"lr": lr, "eps": eps}]
+        self._square, self._longest = 0.0, math.inf
+        here = self.flat.device.type == "cpu" and self.flat.dtype is torch.float32
+        self._library: Any = native.library() if here else None
+        if self._library is not None:
+            self._library.adam_square.restype = c_double
 
     def zero_grad(self) -> None:
         """Forget the gradient."""
         self.grad.zero_()
 
     def clip(self, longest: float) -> float:
-        """Shorten the gradient to ``longest``; how long it was."""
-        length: float = torch.linalg.vector_norm(self.grad).item()
-        if length + 1e-6 > longest:
-            self.grad.mul_(longest / (length + 1e-6))
-        return length
+        """Have the next step shorten the gradient to ``longest``; how long it is."""
+        if self._library is None:
+            self._square = torch.linalg.vector_norm(self.grad).item() ** 2
+        else:
+            self._square = self._library.adam_square(_at(self.grad), c_int64(self.grad.numel()))
+        self._longest = longest
+        return math.sqrt(self._square)
 
     def step(self) -> None:
         """One step along the gradient."""
+        group, square, longest = self.param_groups[0], self._square, self._longest
+        self._square, self._longest = 0.0, math.inf
+        if self._library is not None:
+            places = map(_at, (self.flat, self.grad, *self.moments, self.steps))
+            numbers = map(c_double, (group["lr"], group["eps"], square, longest))
+            self._library.adam_step(*places, c_int64(self.flat.numel()), *numbers)
+            return
+        length = math.sqrt(square) + 1e-6
+        if length > longest:
+            self.grad.mul_(longest / length)
         self.steps += 1
         chosen = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
         lists: list[list[Tensor]] = [[self.flat], [self.grad], [self.moments[0]], [self.moments[1]], [], [self.steps]]
-        torch.ops.aten._fused_adam_(*lists, **self.param_groups[0], **chosen)
+        torch.ops.aten._fused_adam_(*lists, **group, **chosen)
 
     def state_dict(self) -> dict[str, Any]:
         """The moments, in the form of torch's optimisers."""
@@ -57,3 +79,7 @@ class Adam:
         """Take over the moments; the learning rate stays as configured."""
         for name, mine in self.state_dict()["state"][0].items():
             mine.copy_(state["state"][0][name])
+
+
+def _at(x: Tensor) -> c_void_p:
+    return c_void_p(x.data_ptr())

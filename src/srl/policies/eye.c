@@ -18,11 +18,13 @@ typedef struct {
     float *made[LAYERS]; /* the blocks' pixels, and what layers made of patches */
     int64_t most[LAYERS];
     uint32_t *places[LAYERS]; /* what is where */
+    uint8_t *before;          /* the images seen last */
+    int64_t known;            /* how many of them are */
 } Eye;
 
 /* Pack weights into panels: that of output n and number k of all pieces is at n * across + at[k]. */
 void eye_pack(const Layer *layer, const float *weight, const int64_t *at, int64_t across, float scale) {
-    const int64_t inner = layer->pieces * layer->size, panel = layer->outputs % PANEL ? PANEL / 2 : PANEL;
+    const int64_t inner = layer->pieces * layer->size, panel = products_panel(layer);
     for (int64_t column = 0; column < layer->outputs; column += panel)
         for (int64_t k = 0; k < inner; k++)
             for (int64_t c = 0; c < panel; c++)
@@ -36,9 +38,14 @@ static void sizes(const Eye *eye, int64_t images, int64_t *most) {
         if (most[at] < images * MANY) most[at] = images * MANY;
 }
 
+/* Numbers of 32 bits that the images seen last take. */
+static int64_t pixels(const Eye *eye, int64_t images) {
+    return (images * eye->channels * eye->height * eye->width + 3) / 4;
+}
+
 /* Numbers of 32 bits that the memory of an eye for so many images takes. */
 int64_t eye_room(const Eye *eye, int64_t images) {
-    int64_t most[LAYERS], places[LAYERS], sum = 0;
+    int64_t most[LAYERS], places[LAYERS], sum = pixels(eye, images);
     sizes(eye, images, most);
     repeats_sizes(images, eye->height, eye->width, places);
     for (int at = 0; at < LAYERS; at++) {
@@ -51,6 +58,7 @@ int64_t eye_room(const Eye *eye, int64_t images) {
 
 /* Forget all that was seen. */
 void eye_forget(Eye *eye) {
+    eye->known = 0;
     for (int at = 0; at < LAYERS; at++) {
         Seen *seen = &eye->seen[at];
         seen->count = 0, seen->last = 0;
@@ -68,10 +76,11 @@ void eye_open(Eye *eye, int64_t images, uint32_t *room) {
         const int64_t made = at ? eye->layers[at - 1].outputs : eye->channels * BLOCK * BLOCK;
         const uint64_t slots = repeats_slots(eye->most[at]);
         eye->made[at] = (float *)room, room += eye->most[at] * made;
-        eye->seen[at] = (Seen){room, words, 0, 0, room + eye->most[at] * words, slots - 1, 0, 1};
+        eye->seen[at] = (Seen){room, words, 0, 0, room + eye->most[at] * words, slots - 1, 0};
         room += eye->most[at] * words + (int64_t)slots;
         eye->places[at] = memset(room, 0, (size_t)places[at] * sizeof *room), room += places[at];
     }
+    eye->before = (uint8_t *)room;
     eye_forget(eye);
 }
 
@@ -83,10 +92,13 @@ int eye_see(Eye *eye, const uint8_t *images, int64_t rows, float *features) {
     for (;;) {
         for (int at = 0; at < LAYERS; at++) before[at] = eye->seen[at].count, eye->seen[at].most = eye->most[at];
         if (before[0] + places[0] / 2 < eye->most[0]) eye->seen[0].most = before[0] + places[0] / 2;
-        if (repeats_more(eye->seen, images, rows, eye->channels, eye->height, eye->width, eye->places)) break;
+        if (repeats_more(eye->seen, images, eye->before, eye->known, rows, eye->channels, eye->height, eye->width,
+                         eye->places))
+            break;
         eye_forget(eye);
         if (!before[0]) return 0;
     }
+    if (eye->known < rows) eye->known = rows;
     const int64_t bytes = eye->channels * BLOCK * BLOCK;
     const uint8_t *blocks = (const uint8_t *)eye->seen[0].kept;
     for (int64_t i = before[0] * bytes; i < eye->seen[0].count * bytes; i++) eye->made[0][i] = blocks[i];

@@ -62,8 +62,8 @@ class Eye(Heads):
     def __init__(self, policy: ActorCritic, cnn: Any, name: str) -> None:
         super().__init__(policy, cnn.out_features)
         self.image, self.width = name, cnn.out_features
-        layers: list[Any] = [each for each in cnn.modules() if isinstance(each, (nn.Conv2d, nn.Linear))]
-        self.weights = [layer.weight.detach() for layer in layers]
+        layers: list[Any] = [*(each for each in cnn.modules() if isinstance(each, nn.Conv2d)), cnn.dense]
+        self.weights = [*(layer.weight.detach() for layer in layers[:-1]), cnn.dense.weight.detach().t()]
         self.watched = [*self.weights, *(layer.bias.detach() for layer in layers)]
         self.orders = [_order(number, weight) for number, weight in enumerate(self.weights)]
         self.packed = [torch.empty(weight.numel()) for weight in self.weights]
@@ -71,7 +71,7 @@ class Eye(Heads):
         rows = zip(layers, self.orders, self.packed, strict=True)
         for number, (layer, order, packed) in enumerate(rows):
             places = packed.data_ptr(), layer.bias.data_ptr()
-            self.layout.layers[number] = _Layer(*order.shape, len(layer.weight), *places)
+            self.layout.layers[number] = _Layer(*order.shape, len(self.weights[number]), *places)
         self._here = ctypes.addressof(self.layout)
         self._version = -1
         self._rows, self._memory = 0, np.empty(0, np.int32)

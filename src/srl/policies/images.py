@@ -11,12 +11,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from srl.core import native
+
+if TYPE_CHECKING:
+    from srl.policies.networks import Across
 
 BLOCK = 4
 """Pixels of the blocks that images are compared by: the first layer's step, half of its window."""
@@ -38,13 +41,13 @@ def interleaved(x: Tensor) -> Tensor:
     return found.permute(0, 3, 1, 2)
 
 
-def features(x: Tensor, layers: Sequence[nn.Conv2d], dense: nn.Linear) -> Tensor | None:
+def features(x: Tensor, layers: Sequence[nn.Conv2d], dense: Across) -> Tensor | None:
     """What convolutions of 8, 4 and 3 pixels in steps of 4, 2 and 1 and a dense layer, each with ReLU, make of images.
 
     Bytes count from 0 to 1. None: the images have too little in common, or are not where this works.
     """
     reduced = torch.is_autocast_enabled("cpu") or dense.weight.dtype is not torch.float32
-    odd = dense.weight.stride(0) != 1 or dense.out_features % PANEL or layers[-1].out_channels != PANEL
+    odd = dense.weight.shape[1] % PANEL or layers[-1].out_channels != PANEL
     library = None if reduced or odd else _library(x)
     found = _find(library, x) if library is not None else None
     if library is None or found is None:
@@ -135,23 +138,25 @@ class Dense(torch.autograd.Function):
         library: Any = native.library()
         sizes = c_int64(images), c_int64(each)
         library.dense_sort(_at(places), *sizes, _at(first), _at(which), _at(different), _at(starts))
-        out = torch.empty(images, len(weight))
+        outputs = weight.shape[1]
+        out = torch.empty(images, outputs)
         sorted_ = _at(which), _at(different), _at(starts)
-        wide = c_int64(len(weight))
-        if not library.dense_forward(_at(seen), *sorted_, *sizes, wide, _at(weight), _at(bias), _at(out)):
+        given = *sizes, c_int64(outputs), *map(_at, (weight, bias, out))
+        if not library.dense_forward(_at(seen), *sorted_, *given):
             raise MemoryError
         ctx.save_for_backward(seen, weight, out, which, different, starts)
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor, Tensor]:
-        """See the class."""
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor | None, Tensor]:
+        """See the class. What weights have gathered already is added to in place: they are 6 MB."""
         seen, weight, out, which, different, starts = ctx.saved_tensors
         gradient = torch.ops.aten.threshold_backward(gradient.contiguous(), out, 0)
-        found, back = torch.empty_like(weight), torch.zeros_like(seen)
-        sizes = c_int64(len(out)), c_int64(len(which)), c_int64(len(weight))
+        has = weight.is_leaf and weight.grad is not None and weight.grad.is_contiguous()
+        found, back = weight.grad if has else torch.zeros_like(weight), torch.zeros_like(seen)
+        sizes = map(c_int64, (len(out), len(which), weight.shape[1]))
         given = _at(seen), *map(_at, (which, different, starts)), *sizes, *map(_at, (weight, gradient, found, back))
         library: Any = native.library()
         if not library.dense_backward(*given):
             raise MemoryError
-        return back, None, found, gradient.sum(0)
+        return back, None, None if has else found, gradient.sum(0)

@@ -77,6 +77,20 @@ class RunningNorm(nn.Module):
             self.count.copy_(total.reshape(-1)[0])
 
 
+class Across(nn.Module):
+    """A dense layer whose weights ``[inputs, outputs]`` lie as :mod:`srl.policies.images` reads them."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        like = _orthogonal(nn.Linear(inputs, outputs))
+        self.weight = nn.Parameter(like.weight.detach().t().contiguous())
+        self.bias = nn.Parameter(like.bias.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[rows, outputs]``."""
+        return torch.addmm(self.bias, x, self.weight)
+
+
 class NatureCNN(nn.Module):
     """The convolutions of Mnih et al. (2015) for images of bytes, with channels first or last."""
 
@@ -98,9 +112,7 @@ class NatureCNN(nn.Module):
             flat = self.convolutions(self.first(torch.zeros(1, *shape))).numel()
         for part in (self.first, self.convolutions):
             part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        dense = _orthogonal(nn.Linear(flat, width))
-        dense.weight.data = dense.weight.data.t().contiguous().t()  # in memory the outputs of an input side by side
-        self.dense = nn.Sequential(dense, nn.ReLU())
+        self.dense = Across(flat, width)
         self.out_features = width
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,16 +120,14 @@ class NatureCNN(nn.Module):
         if self.last:
             x = x.movedim(-1, 1).contiguous()
         convolutions = [self.first, *(each for each in self.convolutions if isinstance(each, nn.Conv2d))]
-        dense: Any = self.dense[0]
-        seen = features(x, convolutions, dense)
+        seen = features(x, convolutions, self.dense)
         if seen is not None:
             return seen
         # Channels last is the layout the convolution kernels work in; converting once here saves it in every layer.
         image = interleaved(x)
         # Bytes become numbers between 0 and 1 through the weights, which are fewer than the pixels.
         seen = functional.conv2d(image, self.first.weight * (1 / 255), self.first.bias, self.first.stride)
-        out: Tensor = self.dense(self.convolutions(seen).permute(0, 2, 3, 1).flatten(1))
-        return out
+        return functional.relu(self.dense(self.convolutions(seen).permute(0, 2, 3, 1).flatten(1)))
 
 
 class MLP(nn.Module):

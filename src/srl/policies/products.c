@@ -4,6 +4,7 @@
 #include <string.h>
 
 #define NEAR 128 /* rows of a panel that stay in the nearest cache */
+#define FAR 131072 /* weights from which on they come from far away: a dozen rows go past them at once */
 
 /* rows x (16 * vectors) of a product; a piece's numbers are `apart` from each other. */
 INLINE void tile(const int rows, const int vectors, const int64_t apart, const Product *x, int64_t row, int64_t column) {
@@ -36,6 +37,8 @@ INLINE void tiles(const int tall, const int vectors, const int64_t apart, const 
     for (int64_t column = 0; column < columns; column += 16 * vectors) {
         int64_t r = 0;
         for (; r + tall <= rows; r += tall) tile(tall, vectors, apart, x, r, column);
+        if (tall > 8 && r + 8 <= rows) tile(8, vectors, apart, x, r, column), r += 8;
+        if (tall > 4 && r + 4 <= rows) tile(4, vectors, apart, x, r, column), r += 4;
         for (; r + 2 <= rows; r += 2) tile(2, vectors, apart, x, r, column);
         if (r < rows) tile(1, vectors, apart, x, r, column);
     }
@@ -65,8 +68,12 @@ void products_multiply(const Product *x, int64_t rows, int64_t columns, int turn
     else tiles(2, 1, 1, x, rows, columns);
 }
 
+int64_t products_panel(const Layer *layer) {
+    return layer->outputs % PANEL || layer->pieces * layer->size * layer->outputs > FAR ? PANEL / 2 : PANEL;
+}
+
 void products_through(const Layer *layer, const float *from, const uint32_t *places, int64_t rows, float *to) {
-    const int64_t step = layer->size < NEAR ? NEAR / layer->size : 1, panel = layer->outputs % PANEL ? PANEL / 2 : PANEL;
+    const int64_t step = layer->size < NEAR ? NEAR / layer->size : 1, panel = products_panel(layer);
     Product x = {.from = from, .size = layer->size, .all = layer->pieces, .unit = layer->size, .panel = panel};
     x.across = layer->outputs;
     for (int64_t column = 0; column < layer->outputs; column += panel)

@@ -34,6 +34,9 @@ typedef struct {
     const float *bias;
 } Layer;
 
+/* How many columns a panel of this layer has. */
+int64_t products_panel(const Layer *layer);
+
 /* to [rows][outputs] = what a layer and a ReLU make of rows whose pieces are at `places` [rows][pieces] of `from`. */
 void products_through(const Layer *layer, const float *from, const uint32_t *places, int64_t rows, float *to);
 

@@ -35,10 +35,9 @@ static inline __attribute__((always_inline)) int same(const uint32_t *one, const
     return !differ;
 }
 
-static inline __attribute__((always_inline)) int64_t number(Seen *seen, const uint32_t *patch, int64_t words, uint32_t before) {
+static inline __attribute__((always_inline)) int64_t number(Seen *seen, const uint32_t *patch, int64_t words) {
     const size_t bytes = (size_t)words * sizeof *patch;
-    const int64_t guess = seen->still ? before : seen->last;
-    if (guess < seen->count && same(seen->kept + guess * words, patch, words)) return guess;
+    if (seen->last < seen->count && same(seen->kept + seen->last * words, patch, words)) return seen->last;
     uint64_t one = 0x9E3779B97F4A7C15u, two = 0xC2B2AE3D27D4EB4Fu;
     int64_t at = 0;
     for (; at + 4 <= words; at += 4) {
@@ -62,40 +61,76 @@ static inline __attribute__((always_inline)) int64_t number(Seen *seen, const ui
     }
 }
 
-/* A layer whose windows of size x size numbers move on by step. 0: there are too many different ones. */
-static inline __attribute__((always_inline)) int layer(Seen *seen, const uint32_t *from, uint32_t *to, int64_t images,
-                                                       int64_t height, int64_t width, int64_t size, int64_t step) {
+/* Which places of a row have changed: that at x has bit x * apart. */
+typedef uint64_t Row;
+enum { MOST = 64 }; /* rows and places of a row for which that is known */
+
+/* Which windows of `size` places that move on by `step` have changed. */
+static inline __attribute__((always_inline)) void follow(const Row *below, Row *changed, int64_t height, int64_t apart,
+                                                         int64_t size, int64_t step) {
+    for (int64_t y = 0; y + size <= height; y += step) {
+        Row rows = 0, found = 0;
+        for (int64_t row = 0; row < size; row++) rows |= below[y + row];
+        for (int64_t column = 0; column < size; column++) found |= rows >> column * apart;
+        *changed++ = found;
+    }
+}
+
+/* An image's layer whose windows of size x size numbers move on by step, where they have changed (NULL: everywhere). 0: there
+ * are too many different ones. */
+static inline __attribute__((always_inline)) int layer(Seen *seen, const uint32_t *from, uint32_t *to, const Row *changed,
+                                                       int64_t apart, int64_t height, int64_t width, int64_t size,
+                                                       int64_t step) {
     uint32_t patch[LONGEST];
-    for (int64_t image = 0; image < images; image++, from += height * width)
-        for (int64_t y = 0; y + size <= height; y += step)
-            for (int64_t x = 0; x + size <= width; x += step) {
-                for (int64_t row = 0; row < size; row++)
-                    memcpy(patch + row * size, from + (y + row) * width + x, (size_t)size * sizeof *patch);
-                const int64_t found = number(seen, patch, size * size, *to);
-                if (found < 0) return 0;
-                *to++ = (uint32_t)found;
-            }
+    for (int64_t y = 0; y + size <= height; y += step)
+        for (int64_t x = 0; x + size <= width; x += step, to++) {
+            if (changed && !(changed[y / step] >> x * apart & 1)) continue;
+            for (int64_t row = 0; row < size; row++)
+                memcpy(patch + row * size, from + (y + row) * width + x, (size_t)size * sizeof *patch);
+            const int64_t found = number(seen, patch, size * size);
+            if (found < 0) return 0;
+            *to = (uint32_t)found;
+        }
     return 1;
 }
 
-static inline __attribute__((always_inline)) int blocks(Seen *seen, const uint8_t *from, uint32_t *to, int64_t images,
+typedef uint32_t Pixels __attribute__((aligned(1), may_alias)); /* of a row of a block */
+
+/* Where the rows of pixels of a row of blocks differ from those before, which are brought up to date. */
+static inline __attribute__((always_inline)) Row differ(const uint8_t *from, uint8_t *before, int64_t channels, int64_t area,
+                                                        int64_t width) {
+    uint32_t any[MOST] = {0};
+    const int64_t blocks = width / BLOCK;
+    Row changed = 0;
+    for (int64_t channel = 0; channel < channels; channel++)
+        for (int64_t row = 0; row < BLOCK; row++) {
+            const Pixels *now = (const Pixels *)(from + channel * area + row * width);
+            const Pixels *then = (const Pixels *)(before + channel * area + row * width);
+            for (int64_t x = 0; x < blocks; x++) any[x] |= now[x] ^ then[x];
+        }
+    for (int64_t x = 0; x < blocks; x++) changed |= (Row)(any[x] != 0) << x;
+    for (int64_t channel = 0; changed && channel < channels; channel++)
+        memcpy(before + channel * area, from + channel * area, (size_t)(BLOCK * width));
+    return changed;
+}
+
+static inline __attribute__((always_inline)) int blocks(Seen *seen, const uint8_t *from, uint32_t *to, const Row *changed,
                                                         int64_t channels, int64_t height, int64_t width) {
     uint32_t patch[LONGEST];
-    for (int64_t image = 0; image < images; image++, from += channels * height * width)
-        for (int64_t y = 0; y + BLOCK <= height; y += BLOCK)
-            for (int64_t x = 0; x + BLOCK <= width; x += BLOCK) {
-                if (x % 64 == 0) /* the blocks below, in time */
-                    for (int64_t row = BLOCK; row < 2 * BLOCK; row++)
-                        for (int64_t channel = 0; channel < channels; channel++)
-                            __builtin_prefetch(from + (channel * height + y + row) * width + x);
-                for (int64_t channel = 0; channel < channels; channel++)
-                    for (int64_t row = 0; row < BLOCK; row++)
-                        memcpy(patch + channel * BLOCK + row, from + (channel * height + y + row) * width + x, BLOCK);
-                const int64_t found = channels == 4 ? number(seen, patch, 4 * BLOCK, *to)
-                                                    : number(seen, patch, channels * BLOCK, *to);
-                if (found < 0) return 0;
-                *to++ = (uint32_t)found;
-            }
+    for (int64_t y = 0; y + BLOCK <= height; y += BLOCK)
+        for (int64_t x = 0; x + BLOCK <= width; x += BLOCK, to++) {
+            if (changed && !(changed[y / BLOCK] >> x / BLOCK & 1)) continue;
+            if (!changed && x % 64 == 0) /* the blocks below, in time */
+                for (int64_t row = BLOCK; row < 2 * BLOCK; row++)
+                    for (int64_t channel = 0; channel < channels; channel++)
+                        __builtin_prefetch(from + (channel * height + y + row) * width + x);
+            for (int64_t channel = 0; channel < channels; channel++)
+                for (int64_t row = 0; row < BLOCK; row++)
+                    memcpy(patch + channel * BLOCK + row, from + (channel * height + y + row) * width + x, BLOCK);
+            const int64_t found = channels == 4 ? number(seen, patch, 4 * BLOCK) : number(seen, patch, channels * BLOCK);
+            if (found < 0) return 0;
+            *to = (uint32_t)found;
+        }
     return 1;
 }
 
@@ -111,13 +146,35 @@ void repeats_sizes(int64_t images, int64_t height, int64_t width, int64_t *place
     places[3] = images * (h2 - 2) * (w2 - 2);
 }
 
-FAST int repeats_more(Seen *seen, const uint8_t *from, int64_t images, int64_t channels, int64_t height, int64_t width,
-                      uint32_t *const *to) {
-    const int64_t h = height / BLOCK, w = width / BLOCK, h2 = (h - 5) / 2 + 1, w2 = (w - 5) / 2 + 1;
-    return blocks(&seen[0], from, to[0], images, channels, height, width) &&
-           layer(&seen[1], to[0], to[1], images, h, w, 2, 1) &&
-           layer(&seen[2], to[1], to[2], images, h - 1, w - 1, 4, 2) &&
-           layer(&seen[3], to[2], to[3], images, h2, w2, 3, 1);
+FAST int repeats_more(Seen *seen, const uint8_t *from, uint8_t *before, int64_t known, int64_t images, int64_t channels,
+                      int64_t height, int64_t width, uint32_t *const *to) {
+    const int64_t h = height / BLOCK, w = width / BLOCK, h2 = (h - 5) / 2 + 1, w2 = (w - 5) / 2 + 1, area = height * width;
+    int64_t places[REPEATS_LAYERS];
+    Row changed[REPEATS_LAYERS][MOST];
+    repeats_sizes(1, height, width, places);
+    if (h > MOST || w > MOST) before = 0;
+    for (int64_t image = 0; image < images; image++, from += channels * area) {
+        uint32_t *at[REPEATS_LAYERS];
+        for (int each = 0; each < REPEATS_LAYERS; each++) at[each] = to[each] + image * places[each];
+        uint8_t *old = before ? before + image * channels * area : 0;
+        const Row *where[REPEATS_LAYERS] = {0};
+        if (old && image < known) {
+            for (int64_t y = 0; y < h; y++) {
+                const int64_t place = y * BLOCK * width;
+                changed[0][y] = differ(from + place, old + place, channels, area, width);
+            }
+            follow(changed[0], changed[1], h, 1, 2, 1);
+            follow(changed[1], changed[2], h - 1, 1, 4, 2);
+            follow(changed[2], changed[3], h2, 2, 3, 1);
+            for (int each = 0; each < REPEATS_LAYERS; each++) where[each] = changed[each];
+        } else if (old) memcpy(old, from, (size_t)(channels * area));
+        if (!(blocks(&seen[0], from, at[0], where[0], channels, height, width) &&
+              layer(&seen[1], at[0], at[1], where[1], 1, h, w, 2, 1) &&
+              layer(&seen[2], at[1], at[2], where[2], 1, h - 1, w - 1, 4, 2) &&
+              layer(&seen[3], at[2], at[3], where[3], 2, h2, w2, 3, 1)))
+            return 0;
+    }
+    return 1;
 }
 
 /* The patches of the three layers of images of bytes [images][channels][height][width], and of the blocks below them.
@@ -137,11 +194,11 @@ int repeats_find(const uint8_t *from, int64_t images, int64_t channels, int64_t 
     memset(table, 0, all * sizeof *table);
     for (int at = 0; at < REPEATS_LAYERS; at++) {
         const uint64_t own = repeats_slots(most[at]);
-        seen[at] = (Seen){kept[at], at ? words[at] : channels * BLOCK, 0, most[at], next, own - 1, 0, 0};
+        seen[at] = (Seen){kept[at], at ? words[at] : channels * BLOCK, 0, most[at], next, own - 1, 0};
         next += own;
     }
     uint32_t *const to[REPEATS_LAYERS] = {next, next + places[0], next + places[0] + places[1], last};
-    const int fine = repeats_more(seen, from, images, channels, height, width, to);
+    const int fine = repeats_more(seen, from, 0, 0, images, channels, height, width, to);
     for (int at = 0; at < REPEATS_LAYERS; at++) counts[at] = seen[at].count;
     return fine;
 }

@@ -9,8 +9,7 @@ typedef struct {
     int64_t words, count, most;
     uint32_t *table; /* number + 1, or 0 */
     uint64_t mask;
-    int64_t last;
-    int64_t still; /* guess that a place shows what it showed in the call before, not what the place before it shows */
+    int64_t last; /* the one found last: what is next to it often looks the same */
 } Seen;
 
 /* How large a table has to be. */
@@ -19,6 +18,8 @@ uint64_t repeats_slots(int64_t most);
 /* How many blocks and patches there are in so many images, those that are equal counted each by itself. */
 void repeats_sizes(int64_t images, int64_t height, int64_t width, int64_t *places);
 
-/* Adds what is in these images to what has been seen; to: the numbers at all places, by layer. 0: there are too many. */
-int repeats_more(Seen *seen, const uint8_t *from, int64_t images, int64_t channels, int64_t height, int64_t width,
-                 uint32_t *const *to);
+/* Adds what is in these images to what has been seen; to: the numbers at all places, by layer. 0: there are too many.
+ * before: unless NULL, what the images looked like when the numbers there were written; where they look like that still,
+ * the numbers are left as they are. It is brought up to date. The first `known` images have been seen before. */
+int repeats_more(Seen *seen, const uint8_t *from, uint8_t *before, int64_t known, int64_t images, int64_t channels,
+                 int64_t height, int64_t width, uint32_t *const *to);

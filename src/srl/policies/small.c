@@ -15,6 +15,8 @@
  * biases [2][outputs]; the heads have weights [outputs][inputs]. All arrays are rows after rows. The structures are
  * repeated in small.py.
  */
+#include "../algorithms/adam.h"
+
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -482,13 +484,6 @@ FAST void small_part(Desk *desk, uint64_t number, int64_t part) {
     atomic_store_explicit(&desk->done[part], number, memory_order_release);
 }
 
-/* The square of the length of a stretch at a time: single precision will do. */
-FAST double small_square(const float *grad, int64_t size) {
-    double sum = 0;
-    for (int64_t i = 0; i < size; i += 256) sum += dot(size - i < 256 ? size - i : 256, grad + i, grad + i);
-    return sum;
-}
-
 /* Sum the gradients of all parts; the square of the length of the sum. */
 FAST double small_sum(Team *team, float *const *grads) {
     const int64_t size = team->size;
@@ -507,23 +502,12 @@ FAST double small_sum(Team *team, float *const *grads) {
     return sum;
 }
 
-/* Shorten the gradient, whose length squared is `sum`; Adam. How long it was. */
-FAST double small_step(Team *team, double sum) {
+/* One step along the gradient, whose length squared is `sum`. How long it was. */
+static double small_step(Team *team, double sum) {
     const Learning *how = &team->how;
-    float *restrict grad = how->grad, *restrict flat = how->flat;
-    float *restrict moments = how->moments, *restrict squares = how->squares;
-    const double length = sqrt(sum), steps = how->steps[0] + 1.0;
-    const float shorter = length + 1e-6 > how->longest ? (float)(how->longest / (length + 1e-6)) : 1;
-    const float rate = (float)(how->lr / (1 - pow(0.9, steps))), root = (float)(1 / sqrt(1 - pow(0.999, steps)));
-    const float eps = how->eps;
-    for (int64_t i = 0; i < team->size; i++) {
-        const float slope = grad[i] * shorter, moment = moments[i] + 0.1f * (slope - moments[i]);
-        const float square = 0.999f * squares[i] + 0.001f * slope * slope;
-        grad[i] = slope, moments[i] = moment, squares[i] = square;
-        flat[i] -= rate * moment / (sqrtf(square) * root + eps);
-    }
-    how->steps[0] = (float)steps;
-    if (team->desks > 1) hand_over(team->flat, flat, team->size);
+    const double length = adam_step(how->flat, how->grad, how->moments, how->squares, how->steps, team->size, how->lr,
+                                    how->eps, sum, how->longest);
+    if (team->desks > 1) hand_over(team->flat, how->flat, team->size);
     return length;
 }
 
@@ -720,7 +704,7 @@ int small_ppo(Team *team, const Network *net, const Learning *how, const Samples
             memset(how->grad, 0, team->size * sizeof *how->grad);
         if (samples->meet) {
             gone = samples->meet();
-            square = small_square(how->grad, team->size);
+            square = adam_square(how->grad, team->size);
         }
         if (!gone) sums[METRICS - 1] += small_step(team, square) * count;
     }

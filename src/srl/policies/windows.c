@@ -184,7 +184,7 @@ int dense_forward(const float *pieces, const uint32_t *which, const uint32_t *di
     return 1;
 }
 
-/* gradient [images][outputs] to those of the weights, and of pieces, which is added to what is there. */
+/* gradient [images][outputs] to those of the weights and of pieces; both are added to what is there. */
 int dense_backward(const float *pieces, const uint32_t *which, const uint32_t *different, const int64_t *starts,
                    int64_t images, int64_t places, int64_t outputs, const float *weight, const float *gradient,
                    float *to_weight, float *to_pieces) {
@@ -211,7 +211,7 @@ int dense_backward(const float *pieces, const uint32_t *which, const uint32_t *d
         for (int64_t panel = 0; panel < panels; panel++) { /* sums [panels][count][PANEL] */
             float *part = sums + panel * count * PANEL;
             dense_gather(slopes + panel * images * PANEL, which + place * images, images, part);
-            Product x = {.from = own, .B = part, .bias = none, .places = each, .pieces = 1, .size = count, .all = 1};
+            Product x = {.from = own, .B = part, .places = each, .pieces = 1, .size = count, .all = 1};
             x.unit = 1, x.panel = PANEL, x.across = outputs, x.to = to_weight + place * PANEL * outputs + panel * PANEL;
             products_multiply(&x, PANEL, PANEL, 1);
             for (int64_t i = 0; i < count; i++) rows[i * panels + panel] = (uint32_t)(panel * count + i);

@@ -1,0 +1,45 @@
+/* Adam, see adam.h: a gradient is read twice and written never. */
+#include "adam.h"
+
+#include <math.h>
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#define FAST __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FAST
+#endif
+#define STRETCH 256 /* for which single precision will do */
+
+typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
+
+FAST double adam_square(const float *grad, int64_t size) {
+    double sum = 0;
+    int64_t i = 0;
+    for (; i + STRETCH <= size; i += STRETCH) {
+        v16 part[4] = {{0}};
+        for (int64_t at = 0; at < STRETCH; at += 64)
+            for (int k = 0; k < 4; k++) {
+                const v16 x = *(const v16 *)(grad + i + at + 16 * k);
+                part[k] += x * x;
+            }
+        part[0] = (part[0] + part[1]) + (part[2] + part[3]);
+        for (int k = 0; k < 16; k++) sum += part[0][k];
+    }
+    for (; i < size; i++) sum += grad[i] * grad[i];
+    return sum;
+}
+
+FAST double adam_step(float *restrict flat, const float *restrict grad, float *restrict moments, float *restrict squares,
+                      float *steps, int64_t size, double lr, double eps, double sum, double longest) {
+    const double length = sqrt(sum), count = *steps + 1.0;
+    const float shorter = length + 1e-6 > longest ? (float)(longest / (length + 1e-6)) : 1, small = (float)eps;
+    const float rate = (float)(lr / (1 - pow(0.9, count))), root = (float)(1 / sqrt(1 - pow(0.999, count)));
+    for (int64_t i = 0; i < size; i++) {
+        const float slope = grad[i] * shorter, moment = moments[i] + 0.1f * (slope - moments[i]);
+        const float square = 0.999f * squares[i] + 0.001f * slope * slope;
+        moments[i] = moment, squares[i] = square;
+        flat[i] -= rate * moment / (sqrtf(square) * root + small);
+    }
+    *steps = (float)count;
+    return length;
+}
