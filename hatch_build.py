@@ -26,7 +26,8 @@ class Native(BuildHookInterface):
         partial = target.with_suffix(f".{os.getpid()}")
         command = [*compiler, *FLAGS.split(), *sources, "-o", str(partial), "-lm", "-lpthread"]
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True)
+            if subprocess.run([*command, "-fopenmp"], capture_output=True).returncode:  # not every compiler has it
+                subprocess.run(command, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             reason = getattr(error, "stderr", "") or error
             print(f"srl: installed without compiled code, {command[0]} failed: {reason}", file=sys.stderr)

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from srl.algorithms.adam import Adam
 from srl.core import native
 from srl.policies.images import features, interleaved
 from srl.policies.networks import Across, NatureCNN
@@ -62,6 +63,31 @@ def test_repeated_windows_are_convolved_once_with_the_same_result(shape, rows, m
         longest = float(twin.grad.abs().max())
         assert longest > 0, name
         torch.testing.assert_close(weight.grad, twin.grad, rtol=1e-3, atol=1e-5 * longest, msg=name)
+
+
+@compiled
+def test_threads_change_nothing_to_the_bit():
+    torch.manual_seed(1)
+    network, x = NatureCNN((4, 84, 84)), game(60, (4, 84, 84))
+    optimizer, wanted = Adam(network, 0.01), torch.randn(60, network.out_features)
+    weights, before, found = optimizer.flat.clone(), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            optimizer.flat.copy_(weights)
+            optimizer.steps.zero_()
+            for each in (optimizer.grad, *optimizer.moments):
+                each.zero_()
+            seen = network(x)
+            (seen * wanted).sum().backward()
+            length = optimizer.clip(0.5)
+            optimizer.step()
+            found.append((seen.detach(), optimizer.grad.clone(), optimizer.flat.clone(), torch.tensor(length)))
+    finally:
+        torch.set_num_threads(before)
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            assert one.abs().sum() > 0 and torch.equal(one, other)
 
 
 @compiled

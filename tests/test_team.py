@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import gymnasium
@@ -12,9 +13,11 @@ import torch
 
 import srl
 from srl.algorithms.adam import Adam
+from srl.algorithms.base import Learner
 from srl.algorithms.team import Team
 from srl.core.slab import Batch, Slab
 from srl.core.specs import Spaces
+from test_images import compiled, game
 
 IMAGES = gymnasium.spaces.Dict(
     {"image": gymnasium.spaces.Box(0, 255, (1, 36, 36), np.uint8), "speed": gymnasium.spaces.Box(-1, 1, (2,))}
@@ -28,8 +31,8 @@ def threads():
     torch.set_num_threads(before)
 
 
-def trained(algorithm: srl.PPO, size: int, updates: int = 2) -> tuple[srl.algorithms.base.Learner, list[dict]]:
-    """A learner after some updates on made-up samples, with so many threads."""
+def trained(algorithm: srl.PPO, size: int, updates: int = 2, alike: bool = False) -> tuple[Learner, list[dict]]:
+    """A learner after some updates on made-up samples, with so many threads. ``alike``: images look like games."""
     torch.set_num_threads(size)
     spaces = Spaces(IMAGES, gymnasium.spaces.Discrete(3))
     slab = Slab(algorithm.block(spaces, 20), 1, shared=False)
@@ -38,6 +41,9 @@ def trained(algorithm: srl.PPO, size: int, updates: int = 2) -> tuple[srl.algori
         kind = array.dtype.kind
         made = rng.normal(size=array.shape) if kind == "f" else rng.integers(0, 2, array.shape)
         array[...] = True if name == "valid" else 60 * made if kind == "u" else made
+    if alike:
+        images = slab.arrays["obs/image"]
+        images[...] = game(images[..., 0, 0, 0].size, IMAGES["image"].shape).numpy().reshape(images.shape)
     slab.arrays["valid"][0, 3:6, 2] = False
     learner = algorithm.learner(spaces, 0, "cpu")
     learner.policy.by_hand = False
@@ -66,6 +72,18 @@ def test_the_same_division_gives_the_same_result_to_the_bit():
     algorithm = srl.PPO(horizon=16, minibatch=160, epochs=2)
     one, two = (trained(algorithm, 2)[0] for _ in range(2))
     assert torch.equal(one.optimizer.flat, two.optimizer.flat)
+
+
+@compiled
+def test_images_that_repeat_are_not_divided(monkeypatch):
+    algorithm = srl.PPO(horizon=16, minibatch=160, epochs=2)
+    handed = []
+    submit = ThreadPoolExecutor.submit
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", lambda *given: handed.append(given) or submit(*given))
+    trained(algorithm, 2, alike=True)
+    assert not handed
+    learner, _ = trained(algorithm, 2, updates=1)
+    assert len(handed) == 3 and not learner.team.eyes[0].repeats  # all four minibatches but the first
 
 
 def test_what_a_copy_shows_goes_to_one_part(monkeypatch):

@@ -35,6 +35,8 @@ _CLOSE = 0.95
 _UNSEEN = 0.5
 """What a copy's step may cost beyond what was seen: a run is dearer than a moment with a few copies, and an actor too
 many costs little, one too few half of the throughput."""
+_SHOWN = 0.8
+"""What training on images that repeat was seen to cost, of what it costs in a run: a moment of a game shows less."""
 _CROWD = 8
 """Actors per core at most, for environments that wait."""
 _SLOW_START = 1.0
@@ -97,7 +99,7 @@ def threads_for(costs: Costs, copies: int, cores: int) -> int:
     """
     acting = costs.env.among(copies) + costs.forward.among(copies)
     share = costs.train / (acting + costs.train) * cores
-    return max(1, int(share) if costs.divides else ceil(share))
+    return max(1, int(share) if costs.divides else ceil(share / _SHOWN))
 
 
 def rate(costs: Costs, actors: Actors, policies: int, here: Machine, count: int) -> float:

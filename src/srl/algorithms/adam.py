@@ -1,7 +1,7 @@
 """Adam on all weights at once.
 
 The weights of a network become views of one tensor, and their gradients views of another. Zeroing and
-measuring the gradient and the step itself are then one call each, whatever the number of layers, and in C the gradient is
+measuring the gradient and the step itself are then one call each, whatever the number of layers. In C the gradient is
 shortened on the way.
 """
 
@@ -49,7 +49,7 @@ class Adam:
         if self._library is None:
             self._square = torch.linalg.vector_norm(self.grad).item() ** 2
         else:
-            self._square = self._library.adam_square(_at(self.grad), c_int64(self.grad.numel()))
+            self._square = self._library.adam_square(_at(self.grad), c_int64(self.grad.numel()), native.threads())
         self._longest = longest
         return math.sqrt(self._square)
 
@@ -60,7 +60,7 @@ class Adam:
         if self._library is not None:
             places = map(_at, (self.flat, self.grad, *self.moments, self.steps))
             numbers = map(c_double, (group["lr"], group["eps"], square, longest))
-            self._library.adam_step(*places, c_int64(self.flat.numel()), *numbers)
+            self._library.adam_step(*places, c_int64(self.flat.numel()), *numbers, native.threads())
             return
         length = math.sqrt(square) + 1e-6
         if length > longest:

@@ -3,6 +3,9 @@
 torch divides every operation over its threads, which wait for each other after each of them. Where they share their
 cores with actors one is always late, and to wake a thread takes as long as an operation. A team divides the minibatch
 instead and meets once, when gradients are summed (ADR 15).
+
+Images that repeat stay together: what is found once in all of them is found again in every part, and the code in C that
+trains on them divides its own work (ADR 22).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 
 from srl.algorithms.adam import Adam
 from srl.core.specs import Array
+from srl.policies.networks import NatureCNN
 
 Policy = TypeVar("Policy", bound=nn.Module)
 _LEAST = 64
@@ -34,6 +38,7 @@ class Team(Generic[Policy]):
     def __init__(self, policy: Policy, optimizer: Adam, *, divide: bool) -> None:
         self.policy, self.optimizer = policy, optimizer
         self.size = torch.get_num_threads() if divide and optimizer.flat.device.type == "cpu" else 1
+        self.eyes = [part for part in policy.modules() if isinstance(part, NatureCNN)]
         self.others = [self._other() for _ in range(1, self.size)]
         self.pool = ThreadPoolExecutor(max(1, self.size - 1), "team", partial(torch.set_num_threads, 1))
 
@@ -57,7 +62,8 @@ class Team(Generic[Policy]):
         Entries of one row of the environment should stand together: they are alike, and what repeats in a part is
         computed once.
         """
-        parts = np.array_split(entries, min(self.size, max(1, samples // _LEAST), len(entries)))
+        most = 1 if self.eyes and all(eye.repeats for eye in self.eyes) else self.size
+        parts = np.array_split(entries, min(most, max(1, samples // _LEAST), len(entries)))
         if len(parts) == 1:
             return work(self.policy, entries)
         others = self.others[: len(parts) - 1]

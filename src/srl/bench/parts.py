@@ -39,9 +39,11 @@ _MOMENT = 0.03
 """Seconds for each part where a moment has to do."""
 _GROWTH = 4
 """With how many times as many copies it is tried again."""
-_BEGINNING = 700
+_BEGINNING = 2000
 """Steps that are not looked at: games begin alike, and show less then than in most of a run."""
-_LOOK = 0.1
+_APART = 8
+"""Steps between two that are looked at, where there is time for as many."""
+_LOOK = 0.25
 """Seconds of play to see what observations are like, where a moment has to do."""
 
 Parts = dict[str, float]
@@ -127,7 +129,31 @@ def _env_costs(task: Task) -> tuple[_Glance, _Glance, int, float, Played]:
         step, took = _made(task, copies)
         many = _glance(step)
         lasting = max(took, (many.cpu + many.waits) / 1e6)
-    return one, many, copies, make, play(step, task.algorithm.horizon + 1, _LOOK)
+    return one, many, copies, make, _glimpses(step, -(-_samples(task) // (copies * len(task.agents))))
+
+
+def _rows(task: Task, algorithm: Any, horizon: int) -> int:
+    """Rows of a block that is enough for one minibatch."""
+    one_minibatch = -(-getattr(algorithm, "minibatch", horizon) // horizon)
+    return int(min(task.copies * len(task.agents), one_minibatch))
+
+
+def _samples(task: Task) -> int:
+    """Observations in such a block."""
+    horizon: int = task.algorithm.block(task.spaces, 1).horizon
+    return _rows(task, task.algorithm, horizon) * (horizon + 1)
+
+
+def _glimpses(step: Stepping, wanted: int) -> Played:
+    """What is observed in so many steps of as much play as there is time for: what goes on shows more than a moment."""
+    whole = play(step, _APART * wanted, _LOOK)
+    rows = len(next(iter(step.seen.values())))
+    steps = len(next(iter(whole.values()))) // rows
+    kept = np.unique(np.linspace(0, steps - 1, wanted).astype(int))
+    return {
+        name: each.reshape(steps, rows, *each.shape[1:])[kept].reshape(-1, *each.shape[1:])
+        for name, each in whole.items()
+    }
 
 
 def _made(task: Task, copies: int) -> tuple[Stepping, float]:
@@ -146,8 +172,7 @@ def _train_cost(task: Task, played: Played) -> float:
     passes = getattr(task.algorithm, "epochs", 1)
     algorithm = replace(task.algorithm, epochs=1) if passes > 1 else task.algorithm
     horizon = algorithm.block(task.spaces, 1).horizon
-    one_minibatch = -(-getattr(algorithm, "minibatch", horizon) // horizon)
-    for rows in (1, min(task.copies * len(task.agents), one_minibatch)):
+    for rows in (1, _rows(task, algorithm, horizon)):
         with _one_core():  # or what its helpers did would count
             found = _glance(training(algorithm, task.spaces, rows, played, device)[0])
         spent = found.cpu if device == "cpu" else found.wall

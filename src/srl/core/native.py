@@ -16,3 +16,10 @@ PATH = Path(__file__).parent.with_name("libnative.so")
 def library() -> ctypes.CDLL | None:
     """The compiled code; None if there is none."""
     return ctypes.CDLL(str(PATH)) if PATH.exists() else None
+
+
+def threads() -> ctypes.c_int64:
+    """Over how many threads compiled code that trains may divide its work: as many as torch does."""
+    import torch
+
+    return ctypes.c_int64(torch.get_num_threads())

@@ -106,7 +106,8 @@ class Windows(torch.autograd.Function):
         out = torch.empty(len(numbers), len(weight))
         sizes = map(c_int64, (*numbers.shape, seen.shape[1], len(weight)))
         library: Any = native.library()
-        if not library.windows_forward(_at(seen), _at(numbers), *sizes, _at(weight), _at(bias), _at(out)):
+        given = *map(_at, (weight, bias, out)), native.threads()
+        if not library.windows_forward(_at(seen), _at(numbers), *sizes, *given):
             raise MemoryError
         ctx.save_for_backward(seen, numbers, weight, out)
         return out
@@ -115,14 +116,15 @@ class Windows(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor, Tensor]:
         """See the class."""
         seen, numbers, weight, out = ctx.saved_tensors
-        gradient = torch.ops.aten.threshold_backward(gradient.contiguous(), out, 0)
-        found, back = torch.zeros(weight.shape[::-1]), torch.zeros_like(seen) if ctx.needs_input_grad[0] else None
+        found, bias = torch.zeros(weight.shape[::-1]), torch.empty(len(weight))
+        back = torch.zeros_like(seen) if ctx.needs_input_grad[0] else None
         sizes = map(c_int64, (*numbers.shape, seen.shape[1], len(weight)))
-        given = _at(weight), _at(gradient), _at(found), None if back is None else _at(back)
+        gradient = gradient.contiguous()
+        given = *map(_at, (weight, out, gradient, found, bias)), None if back is None else _at(back), native.threads()
         library: Any = native.library()
         if not library.windows_backward(_at(seen), _at(numbers), *sizes, *given):
             raise MemoryError
-        return back, None, found.t(), gradient.sum(0)
+        return back, None, found.t(), bias
 
 
 class Dense(torch.autograd.Function):
@@ -141,7 +143,7 @@ class Dense(torch.autograd.Function):
         outputs = weight.shape[1]
         out = torch.empty(images, outputs)
         sorted_ = _at(which), _at(different), _at(starts)
-        given = *sizes, c_int64(outputs), *map(_at, (weight, bias, out))
+        given = *sizes, c_int64(outputs), *map(_at, (weight, bias, out)), native.threads()
         if not library.dense_forward(_at(seen), *sorted_, *given):
             raise MemoryError
         ctx.save_for_backward(seen, weight, out, which, different, starts)
@@ -151,12 +153,12 @@ class Dense(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor | None, Tensor]:
         """See the class. What weights have gathered already is added to in place: they are 6 MB."""
         seen, weight, out, which, different, starts = ctx.saved_tensors
-        gradient = torch.ops.aten.threshold_backward(gradient.contiguous(), out, 0)
+        gradient, bias = gradient.contiguous(), torch.empty(weight.shape[1])
         has = weight.is_leaf and weight.grad is not None and weight.grad.is_contiguous()
         found, back = weight.grad if has else torch.zeros_like(weight), torch.zeros_like(seen)
         sizes = map(c_int64, (len(out), len(which), weight.shape[1]))
-        given = _at(seen), *map(_at, (which, different, starts)), *sizes, *map(_at, (weight, gradient, found, back))
+        given = *map(_at, (which, different, starts)), *sizes, *map(_at, (weight, out, gradient, found, bias, back))
         library: Any = native.library()
-        if not library.dense_backward(*given):
+        if not library.dense_backward(_at(seen), *given, native.threads()):
             raise MemoryError
-        return back, None, None if has else found, gradient.sum(0)
+        return back, None, None if has else found, bias

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from srl.core import native
 from srl.core.specs import channels_last, choices_of, is_image, leaves, spec_of
 from srl.policies.images import features, interleaved
 
@@ -114,6 +115,8 @@ class NatureCNN(nn.Module):
             part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dense = Across(flat, width)
         self.out_features = width
+        self.repeats = native.library() is not None
+        """Whether what repeats in images was worked out once when it last looked at some."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[rows, features]``."""
@@ -121,6 +124,8 @@ class NatureCNN(nn.Module):
             x = x.movedim(-1, 1).contiguous()
         convolutions = [self.first, *(each for each in self.convolutions if isinstance(each, nn.Conv2d))]
         seen = features(x, convolutions, self.dense)
+        if not torch.compiler.is_compiling():
+            self.repeats = seen is not None
         if seen is not None:
             return seen
         # Channels last is the layout the convolution kernels work in; converting once here saves it in every layer.

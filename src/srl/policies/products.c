@@ -69,7 +69,7 @@ void products_multiply(const Product *x, int64_t rows, int64_t columns, int turn
 }
 
 int64_t products_panel(const Layer *layer) {
-    return layer->outputs % PANEL || layer->pieces * layer->size * layer->outputs > FAR ? PANEL / 2 : PANEL;
+    return layer->outputs % PANEL || layer->pieces * layer->size * layer->outputs > FAR ? HALF : PANEL;
 }
 
 void products_through(const Layer *layer, const float *from, const uint32_t *places, int64_t rows, float *to) {

@@ -9,6 +9,7 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 #define PANEL 64 /* columns */
+#define HALF 32
 
 typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t v16i __attribute__((vector_size(64), aligned(4), may_alias));

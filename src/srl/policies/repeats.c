@@ -96,9 +96,9 @@ static inline __attribute__((always_inline)) int layer(Seen *seen, const uint32_
 
 typedef uint32_t Pixels __attribute__((aligned(1), may_alias)); /* of a row of a block */
 
-/* Where the rows of pixels of a row of blocks differ from those before, which are brought up to date. */
-static inline __attribute__((always_inline)) Row differ(const uint8_t *from, uint8_t *before, int64_t channels, int64_t area,
-                                                        int64_t width) {
+/* Where the rows of pixels of a row of blocks differ from those before. */
+static inline __attribute__((always_inline)) Row differ(const uint8_t *from, const uint8_t *before, int64_t channels,
+                                                        int64_t area, int64_t width) {
     uint32_t any[MOST] = {0};
     const int64_t blocks = width / BLOCK;
     Row changed = 0;
@@ -109,8 +109,6 @@ static inline __attribute__((always_inline)) Row differ(const uint8_t *from, uin
             for (int64_t x = 0; x < blocks; x++) any[x] |= now[x] ^ then[x];
         }
     for (int64_t x = 0; x < blocks; x++) changed |= (Row)(any[x] != 0) << x;
-    for (int64_t channel = 0; changed && channel < channels; channel++)
-        memcpy(before + channel * area, from + channel * area, (size_t)(BLOCK * width));
     return changed;
 }
 
@@ -152,22 +150,27 @@ FAST int repeats_more(Seen *seen, const uint8_t *from, uint8_t *before, int64_t 
     int64_t places[REPEATS_LAYERS];
     Row changed[REPEATS_LAYERS][MOST];
     repeats_sizes(1, height, width, places);
-    if (h > MOST || w > MOST) before = 0;
     for (int64_t image = 0; image < images; image++, from += channels * area) {
         uint32_t *at[REPEATS_LAYERS];
         for (int each = 0; each < REPEATS_LAYERS; each++) at[each] = to[each] + image * places[each];
-        uint8_t *old = before ? before + image * channels * area : 0;
+        uint8_t *own = before ? before + image * channels * area : 0;
+        const uint8_t *like = image < known ? own : own || !image ? 0 : from - channels * area;
         const Row *where[REPEATS_LAYERS] = {0};
-        if (old && image < known) {
+        if (like && h <= MOST && w <= MOST) {
             for (int64_t y = 0; y < h; y++) {
                 const int64_t place = y * BLOCK * width;
-                changed[0][y] = differ(from + place, old + place, channels, area, width);
+                changed[0][y] = differ(from + place, like + place, channels, area, width);
+                for (int64_t channel = 0; own && changed[0][y] && channel < channels; channel++)
+                    memcpy(own + channel * area + place, from + channel * area + place, (size_t)(BLOCK * width));
             }
             follow(changed[0], changed[1], h, 1, 2, 1);
             follow(changed[1], changed[2], h - 1, 1, 4, 2);
             follow(changed[2], changed[3], h2, 2, 3, 1);
-            for (int each = 0; each < REPEATS_LAYERS; each++) where[each] = changed[each];
-        } else if (old) memcpy(old, from, (size_t)(channels * area));
+            for (int each = 0; each < REPEATS_LAYERS; each++) {
+                where[each] = changed[each];
+                if (!own) memcpy(at[each], at[each] - places[each], (size_t)places[each] * sizeof **at);
+            }
+        } else if (own) memcpy(own, from, (size_t)(channels * area));
         if (!(blocks(&seen[0], from, at[0], where[0], channels, height, width) &&
               layer(&seen[1], at[0], at[1], where[1], 1, h, w, 2, 1) &&
               layer(&seen[2], at[1], at[2], where[2], 1, h - 1, w - 1, 4, 2) &&

@@ -19,7 +19,7 @@ uint64_t repeats_slots(int64_t most);
 void repeats_sizes(int64_t images, int64_t height, int64_t width, int64_t *places);
 
 /* Adds what is in these images to what has been seen; to: the numbers at all places, by layer. 0: there are too many.
- * before: unless NULL, what the images looked like when the numbers there were written; where they look like that still,
- * the numbers are left as they are. It is brought up to date. The first `known` images have been seen before. */
+ * before: what the first `known` images looked like when the numbers there were written; where they look like that still,
+ * the numbers are left as they are. All images are written there. NULL: they are compared with one another instead. */
 int repeats_more(Seen *seen, const uint8_t *from, uint8_t *before, int64_t known, int64_t images, int64_t channels,
                  int64_t height, int64_t width, uint32_t *const *to);

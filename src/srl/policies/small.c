@@ -506,7 +506,7 @@ FAST double small_sum(Team *team, float *const *grads) {
 static double small_step(Team *team, double sum) {
     const Learning *how = &team->how;
     const double length = adam_step(how->flat, how->grad, how->moments, how->squares, how->steps, team->size, how->lr,
-                                    how->eps, sum, how->longest);
+                                    how->eps, sum, how->longest, 1);
     if (team->desks > 1) hand_over(team->flat, how->flat, team->size);
     return length;
 }
@@ -704,7 +704,7 @@ int small_ppo(Team *team, const Network *net, const Learning *how, const Samples
             memset(how->grad, 0, team->size * sizeof *how->grad);
         if (samples->meet) {
             gone = samples->meet();
-            square = adam_square(how->grad, team->size);
+            square = adam_square(how->grad, team->size, 1);
         }
         if (!gone) sums[METRICS - 1] += small_step(team, square) * count;
     }

@@ -1,8 +1,14 @@
-/* Layers of windows, and the dense layer after them, in training (images.py). */
+/* Layers of windows, and the dense layer after them, in training (images.py).
+ *
+ * Work is divided over threads by what comes out: every number is summed up by one thread in one order, so a result does not
+ * depend on how many there are. */
 #include "products.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define MANY 192 /* windows that are one piece of work */
 
 /* ---- a layer of windows, in training ----
  *
@@ -10,14 +16,43 @@
 
 /* out [count][outputs] = windows through the layer and a ReLU. */
 int windows_forward(const float *from, const uint32_t *numbers, int64_t count, int64_t pieces, int64_t size,
-                    int64_t outputs, const float *weight, const float *bias, float *out) {
+                    int64_t outputs, const float *weight, const float *bias, float *out, int64_t threads) {
     float *turned = malloc((size_t)(pieces * size * outputs) * sizeof *turned);
     if (!turned) return 0;
     products_turn(weight, outputs, pieces * size, turned, pieces * size);
     const Layer layer = {pieces, size, outputs, turned, bias};
-    products_through(&layer, from, numbers, count, out);
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t i = 0; i < count; i += MANY)
+        products_through(&layer, from, numbers + i * pieces, count - i < MANY ? count - i : MANY, out + i * outputs);
     free(turned);
     return 1;
+}
+
+/* Back through a ReLU that gave `out` [count][outputs]: to, and its sum over rows, bias [outputs]. */
+FAST void windows_slopes(const float *restrict out, const float *restrict gradient, int64_t count, int64_t outputs,
+                         float *restrict to, float *restrict bias) {
+    memset(bias, 0, (size_t)outputs * sizeof *bias);
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t c = 0; c < outputs; c++) {
+            const float slope = out[i * outputs + c] > 0 ? gradient[i * outputs + c] : 0;
+            to[i * outputs + c] = slope, bias[c] += slope;
+        }
+}
+
+/* The same over all threads. New memory, for whoever calls to free; NULL if there is none. */
+static float *slopes_of(const float *out, const float *gradient, int64_t count, int64_t outputs, float *bias, int64_t threads) {
+    const int64_t chunks = (count + MANY - 1) / MANY;
+    float *found = malloc((size_t)(count + chunks) * (size_t)outputs * sizeof *found), *parts = found + count * outputs;
+    if (!found) return 0;
+#pragma omp parallel for num_threads(threads)
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+        const int64_t i = chunk * MANY, rows = count - i < MANY ? count - i : MANY;
+        windows_slopes(out + i * outputs, gradient + i * outputs, rows, outputs, found + i * outputs, parts + chunk * outputs);
+    }
+    memset(bias, 0, (size_t)outputs * sizeof *bias);
+    for (int64_t chunk = 0; chunk < chunks; chunk++)
+        for (int64_t c = 0; c < outputs; c++) bias[c] += parts[chunk * outputs + c];
+    return found;
 }
 
 /* to [rows][16 * vectors of outputs] += numbers of a piece of `count` windows, each times the window's gradient. */
@@ -37,84 +72,107 @@ INLINE void collect(const int rows, const int vectors, const float *from, const 
         for (int v = 0; v < vectors; v++) *(v16 *)(to + r * outputs + 16 * v) = sum[r][v];
 }
 
-/* The same for all pieces and outputs: to [pieces * size][outputs]. */
+/* The same for all columns, and as many rows as there are from `from` on. */
 INLINE void collects(const int rows, const int vectors, const float *from, const uint32_t *numbers, int64_t pieces,
-                     int64_t size, int64_t count, const float *gradient, int64_t outputs, float *to) {
-    for (int64_t piece = 0; piece < pieces; piece++, numbers++, to += size * outputs)
-        for (int64_t column = 0; column < outputs; column += 16 * vectors) {
-            int64_t c = 0;
-            for (; c + rows <= size; c += rows)
-                collect(rows, vectors, from + c, numbers, pieces, size, count, gradient + column, outputs,
-                        to + c * outputs + column);
-            for (; c < size; c += 2)
-                collect(2, vectors, from + c, numbers, pieces, size, count, gradient + column, outputs,
-                        to + c * outputs + column);
-        }
+                     int64_t size, int64_t many, int64_t count, const float *gradient, int64_t outputs, float *to) {
+    for (int64_t column = 0; column < outputs; column += 16 * vectors) {
+        int64_t c = 0;
+        for (; c + rows <= many; c += rows)
+            collect(rows, vectors, from + c, numbers, pieces, size, count, gradient + column, outputs, to + c * outputs + column);
+        for (; c < many; c += 2)
+            collect(2, vectors, from + c, numbers, pieces, size, count, gradient + column, outputs, to + c * outputs + column);
+    }
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
 __attribute__((target("arch=x86-64-v4"))) static void collect_wide(const float *from, const uint32_t *numbers,
-                                                                   int64_t pieces, int64_t size, int64_t count,
+                                                                   int64_t pieces, int64_t size, int64_t many, int64_t count,
                                                                    const float *gradient, int64_t outputs, float *to) {
-    if (outputs % PANEL) collects(12, 2, from, numbers, pieces, size, count, gradient, outputs, to);
-    else collects(6, 4, from, numbers, pieces, size, count, gradient, outputs, to);
+    if (outputs % PANEL) collects(12, 2, from, numbers, pieces, size, many, count, gradient, outputs, to);
+    else collects(6, 4, from, numbers, pieces, size, many, count, gradient, outputs, to);
 }
 
 __attribute__((target("arch=x86-64-v3"))) static void collect_narrow(const float *from, const uint32_t *numbers,
-                                                                     int64_t pieces, int64_t size, int64_t count,
-                                                                     const float *gradient, int64_t outputs, float *to) {
-    collects(6, 1, from, numbers, pieces, size, count, gradient, outputs, to);
+                                                                     int64_t pieces, int64_t size, int64_t many,
+                                                                     int64_t count, const float *gradient, int64_t outputs,
+                                                                     float *to) {
+    collects(6, 1, from, numbers, pieces, size, many, count, gradient, outputs, to);
 }
 #endif
 
-static void windows_collect(const float *from, const uint32_t *numbers, int64_t pieces, int64_t size, int64_t count,
-                            const float *gradient, int64_t outputs, float *to) {
+static void windows_collect(const float *from, const uint32_t *numbers, int64_t pieces, int64_t size, int64_t many,
+                            int64_t count, const float *gradient, int64_t outputs, float *to) {
 #if defined(__x86_64__) && defined(__GNUC__)
-    if (__builtin_cpu_supports("x86-64-v4")) collect_wide(from, numbers, pieces, size, count, gradient, outputs, to);
+    if (__builtin_cpu_supports("x86-64-v4"))
+        collect_wide(from, numbers, pieces, size, many, count, gradient, outputs, to);
     else if (__builtin_cpu_supports("x86-64-v3"))
-        collect_narrow(from, numbers, pieces, size, count, gradient, outputs, to);
+        collect_narrow(from, numbers, pieces, size, many, count, gradient, outputs, to);
     else
 #endif
-        collects(2, 1, from, numbers, pieces, size, count, gradient, outputs, to);
+        collects(2, 1, from, numbers, pieces, size, many, count, gradient, outputs, to);
 }
 
-/* to [..][size] += from [count][PANEL], of which a row is as many pieces as it has room for. */
-FAST void windows_scatter(const float *restrict from, const uint32_t *numbers, int64_t pieces, int64_t size,
+/* to [..][size] += from [count][HALF], of which a row is as many pieces, or parts of pieces, as it has room for. */
+FAST void windows_scatter(const float *restrict from, const uint32_t *numbers, int64_t pieces, int64_t size, int64_t part,
                           int64_t count, float *restrict to) {
     for (int64_t i = 0; i < count; i++, numbers += pieces)
-        for (int64_t piece = 0; piece < PANEL / size; piece++, from += size) {
+        for (int64_t piece = 0; piece < HALF / part; piece++, from += part) {
             float *at = to + numbers[piece] * size;
-            for (int64_t k = 0; k < size; k++) at[k] += from[k];
+            for (int64_t k = 0; k < part; k++) at[k] += from[k];
         }
 }
 
-/* gradient [count][outputs] to that of the weights [pieces * size][outputs], and, unless NULL, of what windows are made of;
- * both are added to what is there. */
-int windows_backward(const float *from, const uint32_t *numbers, int64_t count, int64_t pieces, int64_t size,
-                     int64_t outputs, const float *weight, const float *gradient, float *to_weight, float *to_from) {
-    enum { SOME = 384, FEW = 96 }; /* windows whose gradients, and whose pieces' gradients, stay near */
+/* The gradient of part `which` of all pieces, of each `part` numbers. 0: no memory. */
+static int windows_back(const uint32_t *numbers, int64_t count, int64_t pieces, int64_t size, int64_t outputs, int64_t part,
+                        int64_t which, const float *weight, const float *gradient, float *to) {
+    enum { FEW = 96 }; /* windows whose pieces' gradients stay near */
     static const float none[PANEL];
-    const int64_t inner = pieces * size;
-    float *near = malloc((PANEL * (size_t)outputs + FEW * PANEL) * sizeof *near), *back = near + PANEL * outputs;
+    float *near = malloc(((size_t)outputs + FEW) * HALF * sizeof *near), *back = near + outputs * HALF;
     uint32_t each[FEW];
     if (!near) return 0;
     for (uint32_t i = 0; i < FEW; i++) each[i] = i;
-    for (int64_t i = 0; i < count; i += SOME)
-        windows_collect(from, numbers + i * pieces, pieces, size, count - i < SOME ? count - i : SOME,
-                        gradient + i * outputs, outputs, to_weight);
     Product x = {.B = near, .bias = none, .places = each, .pieces = 1, .size = outputs, .all = 1, .unit = outputs};
-    x.panel = x.across = PANEL, x.to = back;
-    for (int64_t column = 0; to_from && column < inner; column += PANEL) {
-        for (int64_t n = 0; n < outputs; n++) memcpy(near + n * PANEL, weight + n * inner + column, PANEL * sizeof *near);
+    x.panel = x.across = HALF, x.to = back;
+    for (int64_t piece = 0; piece < pieces; piece += HALF / part) {
+        for (int64_t n = 0; n < outputs; n++)
+            for (int64_t own = 0; own < HALF / part; own++)
+                memcpy(near + n * HALF + own * part, weight + (n * pieces + piece + own) * size + which * part,
+                       (size_t)part * sizeof *near);
         for (int64_t i = 0; i < count; i += FEW) {
             const int64_t rows = count - i < FEW ? count - i : FEW;
             x.from = gradient + i * outputs;
-            products_multiply(&x, rows, PANEL, 0);
-            windows_scatter(back, numbers + i * pieces + column / size, pieces, size, rows, to_from);
+            products_multiply(&x, rows, HALF, 0);
+            windows_scatter(back, numbers + i * pieces + piece, pieces, size, part, rows, to + which * part);
         }
     }
     free(near);
     return 1;
+}
+
+/* gradient of out [count][outputs] to that of the weights [pieces * size][outputs], and, unless NULL, of what windows are made
+ * of, which are added to what is there; and of the bias. */
+int windows_backward(const float *from, const uint32_t *numbers, int64_t count, int64_t pieces, int64_t size,
+                     int64_t outputs, const float *weight, const float *out, const float *gradient, float *to_weight,
+                     float *to_bias, float *to_from, int64_t threads) {
+    enum { SOME = 384 }; /* windows whose gradients stay near */
+    float *slopes = slopes_of(out, gradient, count, outputs, to_bias, threads);
+    const int64_t part = size / 2, some = outputs % PANEL || size <= HALF ? size : HALF, each = size / some;
+    const int64_t backs = to_from ? 2 : 0;
+    atomic_int fine = 1;
+    if (!slopes) return 0;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t work = 0; work < backs + pieces * each; work++) {
+        if (work < backs) {
+            if (!windows_back(numbers, count, pieces, size, outputs, part, work, weight, slopes, to_from)) fine = 0;
+            continue;
+        }
+        const int64_t piece = (work - backs) / each, begin = (work - backs) % each * some;
+        for (int64_t i = 0; i < count; i += SOME)
+            windows_collect(from + begin, numbers + i * pieces + piece, pieces, size, some, count - i < SOME ? count - i : SOME,
+                            slopes + i * outputs, outputs, to_weight + (piece * size + begin) * outputs);
+    }
+    free(slopes);
+    return fine;
 }
 
 /* ---- the dense layer, in training ----
@@ -156,73 +214,100 @@ FAST void dense_gather(const float *restrict from, const uint32_t *which, int64_
         for (int64_t c = 0; c < PANEL; c++) to[which[image] * PANEL + c] += from[image * PANEL + c];
 }
 
-/* out [images][outputs] from pieces [..][PANEL]. */
-int dense_forward(const float *pieces, const uint32_t *which, const uint32_t *different, const int64_t *starts,
-                  int64_t images, int64_t places, int64_t outputs, const float *weight, const float *bias, float *out) {
+/* A panel of out [images][outputs]. 0: no memory. */
+static int dense_panel(const float *pieces, const uint32_t *which, const uint32_t *different, const int64_t *starts,
+                       int64_t images, int64_t places, int64_t outputs, const float *weight, const float *bias, float *out) {
     static const float none[PANEL];
     float *near = malloc((size_t)(PANEL + 2 * images) * PANEL * sizeof *near);
     if (!near) return 0;
     float *made = near + PANEL * PANEL, *sums = made + images * PANEL;
     Product x = {.from = pieces, .B = near, .bias = none, .pieces = 1, .size = PANEL, .all = 1, .unit = PANEL};
     x.panel = x.across = PANEL, x.to = made;
-    for (int64_t column = 0; column < outputs; column += PANEL) {
-        for (int64_t image = 0; image < images; image++) memcpy(sums + image * PANEL, bias + column, PANEL * sizeof *sums);
-        for (int64_t place = 0; place < places; place++) {
-            const float *from = weight + place * PANEL * outputs + column;
-            for (int64_t k = 0; k < PANEL; k++) memcpy(near + k * PANEL, from + k * outputs, PANEL * sizeof *near);
-            x.places = different + starts[place];
-            products_multiply(&x, starts[place + 1] - starts[place], PANEL, 0);
-            dense_add(made, which + place * images, images, sums);
-        }
-        for (int64_t image = 0; image < images; image++)
-            for (int64_t c = 0; c < PANEL; c++) {
-                const float sum = sums[image * PANEL + c];
-                out[image * outputs + column + c] = sum > 0 ? sum : 0;
-            }
+    for (int64_t image = 0; image < images; image++) memcpy(sums + image * PANEL, bias, PANEL * sizeof *sums);
+    for (int64_t place = 0; place < places; place++) {
+        const float *from = weight + place * PANEL * outputs;
+        for (int64_t k = 0; k < PANEL; k++) memcpy(near + k * PANEL, from + k * outputs, PANEL * sizeof *near);
+        x.places = different + starts[place];
+        products_multiply(&x, starts[place + 1] - starts[place], PANEL, 0);
+        dense_add(made, which + place * images, images, sums);
     }
+    for (int64_t image = 0; image < images; image++)
+        for (int64_t c = 0; c < PANEL; c++) {
+            const float sum = sums[image * PANEL + c];
+            out[image * outputs + c] = sum > 0 ? sum : 0;
+        }
     free(near);
     return 1;
 }
 
-/* gradient [images][outputs] to those of the weights and of pieces; both are added to what is there. */
-int dense_backward(const float *pieces, const uint32_t *which, const uint32_t *different, const int64_t *starts,
-                   int64_t images, int64_t places, int64_t outputs, const float *weight, const float *gradient,
-                   float *to_weight, float *to_pieces) {
+/* out [images][outputs] from pieces [..][PANEL]. */
+int dense_forward(const float *pieces, const uint32_t *which, const uint32_t *different, const int64_t *starts,
+                  int64_t images, int64_t places, int64_t outputs, const float *weight, const float *bias, float *out,
+                  int64_t threads) {
+    atomic_int fine = 1;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t column = 0; column < outputs; column += PANEL)
+        if (!dense_panel(pieces, which, different, starts, images, places, outputs, weight + column, bias + column, out + column))
+            fine = 0;
+    return fine;
+}
+
+/* What a place adds to the gradient of its weights, and in back [count][PANEL] that of the different pieces there. slopes:
+ * the gradient, [panels][images][PANEL]. 0: no memory. */
+static int dense_place(const float *pieces, const uint32_t *which, const uint32_t *here, int64_t count, int64_t images,
+                       int64_t outputs, const float *weight, const float *slopes, float *to_weight, float *back) {
     static const float none[PANEL];
     const int64_t panels = outputs / PANEL;
-    float *sums = malloc((size_t)(2 * images * (outputs + PANEL) + outputs * PANEL) * sizeof *sums);
+    float *sums = malloc((size_t)(images * (outputs + PANEL) + outputs * PANEL) * sizeof *sums);
     uint32_t *each = malloc((size_t)(PANEL + images * panels) * sizeof *each), *rows = each + PANEL;
-    if (!sums || !each) {
-        free(sums), free(each);
-        return 0;
-    }
-    float *slopes = sums + images * outputs, *own = slopes + images * outputs, *back = own + images * PANEL;
-    float *turned = back + images * PANEL;
-    for (int64_t panel = 0; panel < panels; panel++) /* slopes [panels][images][PANEL] */
-        for (int64_t image = 0; image < images; image++)
-            memcpy(slopes + (panel * images + image) * PANEL, gradient + image * outputs + panel * PANEL,
-                   PANEL * sizeof *slopes);
-    for (uint32_t c = 0; c < PANEL; c++) each[c] = c;
-    for (int64_t place = 0; place < places; place++) {
-        const uint32_t *here = different + starts[place];
-        const int64_t count = starts[place + 1] - starts[place];
+    const int fine = sums && each;
+    if (fine) {
+        float *own = sums + images * outputs, *turned = own + images * PANEL;
+        for (uint32_t c = 0; c < PANEL; c++) each[c] = c;
         for (int64_t i = 0; i < count; i++) memcpy(own + i * PANEL, pieces + here[i] * PANEL, PANEL * sizeof *own);
         memset(sums, 0, (size_t)(count * outputs) * sizeof *sums);
         for (int64_t panel = 0; panel < panels; panel++) { /* sums [panels][count][PANEL] */
             float *part = sums + panel * count * PANEL;
-            dense_gather(slopes + panel * images * PANEL, which + place * images, images, part);
+            dense_gather(slopes + panel * images * PANEL, which, images, part);
             Product x = {.from = own, .B = part, .places = each, .pieces = 1, .size = count, .all = 1};
-            x.unit = 1, x.panel = PANEL, x.across = outputs, x.to = to_weight + place * PANEL * outputs + panel * PANEL;
+            x.unit = 1, x.panel = PANEL, x.across = outputs, x.to = to_weight + panel * PANEL;
             products_multiply(&x, PANEL, PANEL, 1);
             for (int64_t i = 0; i < count; i++) rows[i * panels + panel] = (uint32_t)(panel * count + i);
         }
-        products_turn(weight + place * PANEL * outputs, PANEL, outputs, turned, outputs);
+        products_turn(weight, PANEL, outputs, turned, outputs);
         Product x = {.from = sums, .B = turned, .bias = none, .places = rows, .pieces = panels, .size = PANEL};
         x.all = panels, x.unit = x.panel = x.across = PANEL, x.to = back;
         products_multiply(&x, count, PANEL, 0);
-        for (int64_t i = 0; i < count; i++)
-            for (int64_t c = 0; c < PANEL; c++) to_pieces[here[i] * PANEL + c] += back[i * PANEL + c];
     }
     free(sums), free(each);
-    return 1;
+    return fine;
+}
+
+/* gradient of out [images][outputs] to those of the weights and of pieces, which are added to what is there, and of the bias. */
+int dense_backward(const float *pieces, const uint32_t *which, const uint32_t *different, const int64_t *starts,
+                   int64_t images, int64_t places, int64_t outputs, const float *weight, const float *out,
+                   const float *gradient, float *to_weight, float *to_bias, float *to_pieces, int64_t threads) {
+    float *masked = slopes_of(out, gradient, images, outputs, to_bias, threads);
+    float *slopes = malloc((size_t)(images * outputs + starts[places] * PANEL) * sizeof *slopes);
+    float *back = slopes + images * outputs;
+    if (!masked || !slopes) {
+        free(masked), free(slopes);
+        return 0;
+    }
+    for (int64_t panel = 0; panel < outputs / PANEL; panel++)
+        for (int64_t image = 0; image < images; image++)
+            memcpy(slopes + (panel * images + image) * PANEL, masked + image * outputs + panel * PANEL,
+                   PANEL * sizeof *slopes);
+    atomic_int fine = 1;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t place = 0; place < places; place++) {
+        const int64_t at = place * PANEL * outputs;
+        if (!dense_place(pieces, which + place * images, different + starts[place], starts[place + 1] - starts[place], images,
+                         outputs, weight + at, slopes, to_weight + at, back + starts[place] * PANEL))
+            fine = 0;
+    }
+    for (int64_t i = 0; i < starts[places]; i++)
+        for (int64_t c = 0; c < PANEL; c++) to_pieces[different[i] * PANEL + c] += back[i * PANEL + c];
+    free(masked), free(slopes);
+    return fine;
 }
