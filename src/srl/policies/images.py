@@ -117,8 +117,8 @@ class Windows(torch.autograd.Function):
         """See the class."""
         seen, numbers, weight, out = ctx.saved_tensors
         found, bias = torch.zeros(weight.shape[::-1]), torch.empty(len(weight))
-        back = torch.zeros_like(seen) if ctx.needs_input_grad[0] else None
-        sizes = map(c_int64, (*numbers.shape, seen.shape[1], len(weight)))
+        back = torch.empty_like(seen) if ctx.needs_input_grad[0] else None
+        sizes = map(c_int64, (*numbers.shape, seen.shape[1], len(weight), len(seen)))
         gradient = gradient.contiguous()
         given = *map(_at, (weight, out, gradient, found, bias)), None if back is None else _at(back), native.threads()
         library: Any = native.library()

@@ -112,24 +112,27 @@ static void windows_collect(const float *from, const uint32_t *numbers, int64_t 
         collects(2, 1, from, numbers, pieces, size, many, count, gradient, outputs, to);
 }
 
-/* to [..][size] += from [count][HALF], of which a row is as many pieces, or parts of pieces, as it has room for. */
-FAST void windows_scatter(const float *restrict from, const uint32_t *numbers, int64_t pieces, int64_t size, int64_t part,
-                          int64_t count, float *restrict to) {
+/* to [..][part] += from [count][HALF], of which a row is parts of as many pieces as it has room for. */
+FAST void windows_scatter(const float *restrict from, const uint32_t *numbers, int64_t pieces, int64_t part, int64_t count,
+                          float *restrict to) {
     for (int64_t i = 0; i < count; i++, numbers += pieces)
         for (int64_t piece = 0; piece < HALF / part; piece++, from += part) {
-            float *at = to + numbers[piece] * size;
+            float *at = to + numbers[piece] * part;
             for (int64_t k = 0; k < part; k++) at[k] += from[k];
         }
 }
 
-/* The gradient of part `which` of all pieces, of each `part` numbers. 0: no memory. */
-static int windows_back(const uint32_t *numbers, int64_t count, int64_t pieces, int64_t size, int64_t outputs, int64_t part,
-                        int64_t which, const float *weight, const float *gradient, float *to) {
+/* The gradient of part `which` of all pieces, of each `part` numbers, in memory of its own: who shares lines with another
+ * thread waits for them. to [below][size]. 0: no memory. */
+static int windows_back(const uint32_t *numbers, int64_t count, int64_t pieces, int64_t size, int64_t outputs, int64_t below,
+                        int64_t part, int64_t which, const float *weight, const float *gradient, float *to) {
     enum { FEW = 96 }; /* windows whose pieces' gradients stay near */
     static const float none[PANEL];
-    float *near = malloc(((size_t)outputs + FEW) * HALF * sizeof *near), *back = near + outputs * HALF;
+    float *near = malloc(((size_t)(outputs + FEW) * HALF + (size_t)(below * part)) * sizeof *near);
+    float *back = near + outputs * HALF, *sums = back + FEW * HALF;
     uint32_t each[FEW];
     if (!near) return 0;
+    memset(sums, 0, (size_t)(below * part) * sizeof *sums);
     for (uint32_t i = 0; i < FEW; i++) each[i] = i;
     Product x = {.B = near, .bias = none, .places = each, .pieces = 1, .size = outputs, .all = 1, .unit = outputs};
     x.panel = x.across = HALF, x.to = back;
@@ -142,18 +145,19 @@ static int windows_back(const uint32_t *numbers, int64_t count, int64_t pieces, 
             const int64_t rows = count - i < FEW ? count - i : FEW;
             x.from = gradient + i * outputs;
             products_multiply(&x, rows, HALF, 0);
-            windows_scatter(back, numbers + i * pieces + piece, pieces, size, part, rows, to + which * part);
+            windows_scatter(back, numbers + i * pieces + piece, pieces, part, rows, sums);
         }
     }
+    for (int64_t i = 0; i < below; i++) memcpy(to + i * size + which * part, sums + i * part, (size_t)part * sizeof *sums);
     free(near);
     return 1;
 }
 
-/* gradient of out [count][outputs] to that of the weights [pieces * size][outputs], and, unless NULL, of what windows are made
- * of, which are added to what is there; and of the bias. */
+/* gradient of out [count][outputs] to that of the weights [pieces * size][outputs], which is added to what is there, of the
+ * bias, and, unless NULL, of what windows are made of [below][size]. */
 int windows_backward(const float *from, const uint32_t *numbers, int64_t count, int64_t pieces, int64_t size,
-                     int64_t outputs, const float *weight, const float *out, const float *gradient, float *to_weight,
-                     float *to_bias, float *to_from, int64_t threads) {
+                     int64_t outputs, int64_t below, const float *weight, const float *out, const float *gradient,
+                     float *to_weight, float *to_bias, float *to_from, int64_t threads) {
     enum { SOME = 384 }; /* windows whose gradients stay near */
     float *slopes = slopes_of(out, gradient, count, outputs, to_bias, threads);
     const int64_t part = size / 2, some = outputs % PANEL || size <= HALF ? size : HALF, each = size / some;
@@ -163,7 +167,7 @@ int windows_backward(const float *from, const uint32_t *numbers, int64_t count, 
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t work = 0; work < backs + pieces * each; work++) {
         if (work < backs) {
-            if (!windows_back(numbers, count, pieces, size, outputs, part, work, weight, slopes, to_from)) fine = 0;
+            if (!windows_back(numbers, count, pieces, size, outputs, below, part, work, weight, slopes, to_from)) fine = 0;
             continue;
         }
         const int64_t piece = (work - backs) / each, begin = (work - backs) % each * some;
