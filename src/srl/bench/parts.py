@@ -2,11 +2,12 @@
 
 Nothing of the system is around them: no streams, no worker. For a benchmark they run in one process on each core, all
 at the same time, since cores that share caches, memory and power are slower together than one alone
-(:func:`measure_parts`). To choose a layout they are looked at for a moment only (:func:`measure_costs`).
+(:class:`Meters`). To choose a layout they are looked at for a moment only (:func:`measure_costs`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import multiprocessing
@@ -14,27 +15,31 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.connection import Connection
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
 from srl.algorithms.base import Peers
+from srl.core.errors import SrlError
 from srl.envs.base import EnvConfig, Observed, StepViews
 from srl.envs.gym import Gym
 from srl.envs.single import AGENT
 from srl.experiment import Experiment, cores
 from srl.plan import settled
 
-SECONDS = 1.2
+SECONDS = 0.7
 """How long each part is measured."""
 REPEATS = 7
 ENVPOOL = {"CartPole-v1": "CartPole-v1", "HalfCheetah-v5": "HalfCheetah-v4", "ALE/Pong-v5": "Pong-v5"}
 """What EnvPool calls the environments it has too."""
+_LEAST = 3
+"""Stretches of time that are measured at least."""
+_END = 5.0
+"""Seconds a process has to end by itself."""
 _MOMENT = 0.03
 """Seconds for each part where a moment has to do."""
 _GROWTH = 4
@@ -182,7 +187,7 @@ def _train_cost(task: Task, played: Played) -> float:
     return cost
 
 
-@contextmanager
+@contextlib.contextmanager
 def _one_core() -> Iterator[None]:
     """Keep this thread, and those it starts, on one core."""
     if not hasattr(os, "sched_setaffinity"):
@@ -234,54 +239,111 @@ def _cost(one: float, many: float, copies: int, agents: int) -> Cost:
     return Cost(each / agents, max(0.0, one - each) / agents)
 
 
-def measure_parts(x: Experiment) -> Parts:
-    """The cost of each part of ``x``, a single-agent experiment, on a core while all others do the same."""
-    free = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(cores())
-    with ProcessPoolExecutor(len(free), multiprocessing.get_context("spawn")) as pool:
-        found = list(pool.map(partial(_measure_on, x), free))
-    return {name: fmean(each[name] for each in found) for name in found[0]}
+class Meters:
+    """The parts of ``x``, a single-agent experiment, ready to be measured: a process on each core.
+
+    All measure the same at the same time, as often as they are asked to.
+    """
+
+    def __init__(self, x: Experiment) -> None:
+        free = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(cores())
+        spawn = multiprocessing.get_context("spawn")
+        pairs = [spawn.Pipe() for _ in free]
+        self.pipes = [mine for mine, _ in pairs]
+        self.processes = [
+            spawn.Process(target=_meter, args=(x, core, theirs), daemon=True)
+            for core, (_, theirs) in zip(free, pairs, strict=True)
+        ]
+        for process, (_, theirs) in zip(self.processes, pairs, strict=True):
+            process.start()
+            theirs.close()
+        self._answers()
+
+    def __enter__(self) -> Meters:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe, process in zip(self.pipes, self.processes, strict=True):
+            pipe.close()
+            process.join(_END)
+            process.kill()
+
+    def measure(self) -> Parts:
+        """The mean of what the cores found now."""
+        for pipe in self.pipes:
+            pipe.send(None)
+        found = self._answers()
+        return {name: fmean(each[name] for each in found) for name in found[0]}
+
+    def _answers(self) -> list[Parts]:
+        try:
+            return [pipe.recv() for pipe in self.pipes]
+        except EOFError as error:
+            raise SrlError("a process that measures parts has died; what it said is above") from error
 
 
-def _measure_on(x: Experiment, core: int) -> Parts:
+def _meter(x: Experiment, core: int, pipe: Connection) -> None:
+    """A process of :class:`Meters`."""
     import torch
 
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
-    return _measure(x)
+    bench = Bench(x)
+    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+        pipe.send({})
+        while True:
+            pipe.recv()
+            pipe.send(bench.measure())
 
 
-def _measure(x: Experiment) -> Parts:
-    x = settled(x)
-    rows = x.actors.envs
-    algorithm: Any = next(iter(x.algorithms.values()))
-    ways = _ways(x, algorithm)
-    found = {f"env, {way}": _time(step) / rows for way, step in ways.items()}
-    spaces = x.env.make(1).spaces(AGENT)
-    played = play(ways["SRL"], algorithm.horizon + 1)
-    found["forward"] = _time(_acting(algorithm, spaces, rows, played)) / rows
-    # A batch comes from all copies there are: what copies show repeats less from one to the other.
-    whole = x.actors.count * x.actors.ring * rows
-    if whole > rows:
-        step = Stepping(x.env, (AGENT,), whole, algorithm)
-        for _ in range(_BEGINNING):
-            step()
-        played = play(step, algorithm.horizon + 1)
-    train, batch = training(algorithm, spaces, whole, played)
-    samples = len(batch.positions)
-    found["copy"] = _time(_copying(batch, algorithm.minibatch)) / samples
-    found["train"] = _time(train) / (samples * algorithm.epochs) - found["copy"]
-    return found
+class Bench:
+    """The parts of ``x``, a single-agent experiment, in this process."""
+
+    def __init__(self, x: Experiment) -> None:
+        x = settled(x)
+        rows = x.actors.envs
+        algorithm: Any = next(iter(x.algorithms.values()))
+        ways = _ways(x, algorithm)
+        spaces = x.env.make(1).spaces(AGENT)
+        played = play(ways["SRL"], algorithm.horizon + 1)
+        calls = {f"env, {way}": (step, rows) for way, step in ways.items()}
+        calls["forward"] = _acting(algorithm, spaces, rows, played), rows
+        # A batch comes from all copies there are: what copies show repeats less from one to the other.
+        whole = x.actors.count * x.actors.ring * rows
+        if whole > rows:
+            step = Stepping(x.env, (AGENT,), whole, algorithm)
+            for _ in range(_BEGINNING):
+                step()
+            played = play(step, algorithm.horizon + 1)
+        train, batch = training(algorithm, spaces, whole, played)
+        samples = len(batch.positions)
+        calls["copy"] = _copying(batch, algorithm.minibatch), samples
+        calls["train"] = train, samples * algorithm.epochs
+        self.calls = {name: (call, _fitting(call), each) for name, (call, each) in calls.items()}
+
+    def measure(self) -> Parts:
+        """What each part costs now."""
+        found = {name: _time(call, count) / each for name, (call, count, each) in self.calls.items()}
+        found["train"] -= found["copy"]
+        return found
 
 
-def _time(call: Callable[[], Any]) -> float:
-    """Microseconds of one call: the median over a few stretches."""
+def _fitting(call: Callable[[], Any]) -> int:
+    """How many calls fit into a stretch of time, the first one not counted."""
+    call()
     begin, count = time.perf_counter(), 0
-    while time.perf_counter() - begin < SECONDS / REPEATS or count < 3:
+    while time.perf_counter() - begin < SECONDS / REPEATS:
         call()
         count += 1
-    stretches = []
-    for _ in range(REPEATS):
+    return count
+
+
+def _time(call: Callable[[], Any], count: int) -> float:
+    """Microseconds of one call: the median over stretches of ``count`` of them."""
+    stretches: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end or len(stretches) < _LEAST:
         begin = time.perf_counter()
         for _ in range(count):
             call()

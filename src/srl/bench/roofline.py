@@ -1,9 +1,10 @@
 """``srl bench roofline``: how close training comes to the limit of the machine.
 
-In every round the raw parts are measured alone (see :mod:`srl.bench.parts`), before and after a real training run::
+In every round a real training run is halted again and again, and meanwhile the raw parts are measured alone (see
+:mod:`srl.bench.parts`), because the machine's speed changes within seconds::
 
     limit = cores / (env + forward + passes * train)      in agent steps per second
-    efficiency = steps per second of the run / limit
+    efficiency = steps per second of the run, halts not counted / limit
 
 The limit is what the cores could do if they did nothing but that all the time, in perfect balance. The environment is
 stepped in the fastest way there is on the machine, and forward pass and training step are SRL's own.
@@ -11,12 +12,17 @@ stepped in the fastest way there is on the machine, and forward pass and trainin
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Annotated, Any
 
 import tyro
@@ -24,15 +30,17 @@ from rich.console import Console
 from rich.table import Table
 
 from srl.bench.machine import machine
-from srl.bench.parts import Parts, measure_parts
+from srl.bench.parts import Meters, Parts
 from srl.bench.throughput import BenchOptions, Work, experiment, slope
 from srl.experiment import Experiment, cores
 from srl.launch.run import run
-from srl.monitor.sinks import read_metrics
+from srl.monitor.monitor import Row
 from srl.plan import check
 from srl.tune import tuned
 
 ENV, FORWARD, TRAIN, COPY, WAIT, OTHER = "env", "forward", "train", "copy", "wait", "other"
+_CALM = 2.5
+"""Seconds after a halt in which rows may tell of it."""
 COLOURS = {ENV: "#4c72b0", FORWARD: "#55a868", TRAIN: "#c44e52", COPY: "#8172b2", OTHER: "#ccb974", WAIT: "#dddddd"}
 
 
@@ -43,11 +51,13 @@ class RooflineOptions:
     work: tyro.conf.Positional[tuple[Work, ...]] = ("cartpole", "halfcheetah", "pong", "pong-4")
     """What to train. pong: one pass over each batch, pong-4: four."""
     rounds: int = 3
-    """Rounds of parts, run and parts, one work after the other."""
-    seconds: float = 30.0
-    """Length of one run."""
+    """Rounds of one run of each work, one work after the other."""
+    seconds: float = 32.0
+    """Length of one run, without the halts in which parts are measured."""
     warmup: float = 8.0
-    """Seconds of it that do not count."""
+    """Seconds before it that do not count."""
+    halts: int = 4
+    """Into how many stretches the run is divided; parts are measured before, between and after them."""
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE.json")] = None
     """Also write the numbers to this file."""
     picture: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
@@ -100,21 +110,83 @@ def write(found: dict[str, list[Round]], path: Path) -> None:
 
 
 def one_round(x: Experiment, options: RooflineOptions) -> Round:
-    """Measure the parts, train, and measure the parts again: machines change their speed."""
+    """Train, and measure the parts in between."""
     x, _ = tuned(x, check(x))
-    before = measure_parts(x)
-    with tempfile.TemporaryDirectory(prefix="srl-bench-") as folder:
-        result = run(replace(x, steps=10**12), Path(folder) / "run", seconds=options.warmup + options.seconds)
+    with Meters(x) as meters, tempfile.TemporaryDirectory(prefix="srl-bench-") as folder:
+        halts = Halts(meters.measure, {process.pid for process in meters.processes}, options)
+        result = run(replace(x, steps=10**12), Path(folder) / "run", sinks=[halts], enough=halts.over)
         if result.interrupted:  # see throughput.measure
             raise KeyboardInterrupt
-        rows = [row for row in read_metrics(Path(folder) / "run") if row["time"] >= options.warmup]
-    after = measure_parts(x)
-    parts = {name: (cost + after[name]) / 2 for name, cost in before.items()}
+    parts = {name: fmean(each[name] for each in halts.found) for name in halts.found[0]}
     passes = int(getattr(next(iter(x.algorithms.values())), "epochs", 1))
     fastest = min(cost for name, cost in parts.items() if name.startswith("env"))
     needed = fastest + parts["forward"] + passes * parts["train"]
-    rate = slope([(row["time"], row["steps"]) for row in rows])
-    return Round(parts, rate, cores() / needed * 1e6, _shares(x, parts, passes, rate, rows))
+    rate = slope([(row["time"], row["steps"]) for row in halts.rows])
+    return Round(parts, rate, cores() / needed * 1e6, _shares(x, parts, passes, rate, halts.calm))
+
+
+class Halts:
+    """Halts the workers of a run every few seconds, calls ``measure`` and lets them go on.
+
+    It is called by the run's controller, which does nothing else meanwhile.
+    """
+
+    def __init__(self, measure: Callable[[], Parts], others: Collection[int | None], options: RooflineOptions) -> None:
+        """``others`` are processes of this one's that are no workers."""
+        self.measure, self.others = measure, others
+        self.stretch, self.left, self.due = options.seconds / options.halts, options.halts, options.warmup
+        self.found: list[Parts] = []
+        self.rows: list[dict[str, float]] = []
+        """After the warm-up, with times that leave halts out."""
+        self.calm: list[dict[str, float]] = []
+        """Those of them that tell of no halt."""
+        self._halted, self._last = 0.0, 0.0
+
+    def over(self) -> bool:
+        """Whether the last halt is over."""
+        return len(self.found) > self.left
+
+    def write(self, row: Row) -> None:
+        """See :class:`~srl.monitor.monitor.Sink`."""
+        now = row.values["time"] - self._halted
+        if self.found and not self.over():
+            self.rows.append({**row.values, "time": now})
+            if now > self._last + _CALM:
+                self.calm.append(row.values)
+        if now < self.due or self.over():
+            return
+        self.due, self._last = now + self.stretch, now
+        begin = time.monotonic()
+        workers = _descendants(os.getpid()) - set(self.others)
+        _signal(workers, signal.SIGSTOP)
+        try:
+            self.found.append(self.measure())
+        finally:
+            _signal(workers, signal.SIGCONT)
+        self._halted += time.monotonic() - begin
+
+    def say(self, text: str) -> None:
+        """See :class:`~srl.monitor.monitor.Sink`."""
+
+    def close(self) -> None:
+        """See :class:`~srl.monitor.monitor.Sink`."""
+
+
+def _descendants(pid: int) -> set[int]:
+    """All processes that this one started, and those that they did."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(child): int(parent) for child, parent in map(str.split, listed.splitlines())}
+    found, new = set[int](), {pid}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new}
+        found |= new
+    return found
+
+
+def _signal(processes: Collection[int], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):  # ps itself is one of them
+            os.kill(process, number)
 
 
 def _shares(x: Experiment, parts: Parts, passes: int, rate: float, rows: list[dict[str, float]]) -> Any:

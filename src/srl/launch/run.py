@@ -84,10 +84,11 @@ def run(
     resume_from: str | None = None,
     display: Callable[[str, int], Sink] | None = None,
     seconds: float = float("inf"),
+    enough: Callable[[], bool] = lambda: False,
     sinks: Sequence[Sink] = (),
     every: float = 1.0,
 ) -> Result:
-    """Run ``x`` in the folder ``out`` (made up if None), for ``seconds`` at most.
+    """Run ``x`` in the folder ``out`` (made up if None), for ``seconds`` at most and until ``enough`` says so.
 
     ``display`` makes a sink that shows progress, from a title and the number of steps; ``sinks`` get every row too.
     There is a row of metrics ``every`` so many seconds.
@@ -118,10 +119,13 @@ def run(
         plans = planned(x, policies)
         cleanup.enter_context(exporting(sinks, run_dir, config.to_json(x)))
         config.save(x, run_dir)
-        deadline = time.monotonic() + seconds
+        deadline: float = time.monotonic() + seconds
 
         def ending() -> float | None:
-            return signalled() or (deadline if time.monotonic() > deadline else None)
+            nonlocal deadline
+            if enough():
+                deadline = min(deadline, time.monotonic())
+            return signalled() or (deadline if time.monotonic() >= deadline else None)
 
         writers: list[Sink] = [JsonLines(run_dir), TensorBoard(run_dir), *sinks]
         if display is not None:
