@@ -46,6 +46,8 @@ _GROWTH = 4
 """With how many times as many copies it is tried again."""
 _BEGINNING = 2000
 """Steps that are not looked at: games begin alike, and show less then than in most of a run."""
+_ANSWERS, _DRAWN = 16, 997
+"""How often a policy is asked for actions, and how many steps' are drawn from what it said."""
 _APART = 8
 """Steps between two that are looked at, where there is time for as many."""
 _LOOK = 0.25
@@ -306,16 +308,13 @@ class Bench:
         algorithm: Any = next(iter(x.algorithms.values()))
         ways = _ways(x, algorithm)
         spaces = x.env.make(1).spaces(AGENT)
-        played = play(ways["SRL"], algorithm.horizon + 1)
+        played = _later(ways["SRL"], algorithm.horizon + 1)
         calls = {f"env, {way}": (step, rows) for way, step in ways.items()}
         calls["forward"] = _acting(algorithm, spaces, rows, played), rows
         # A batch comes from all copies there are: what copies show repeats less from one to the other.
         whole = x.actors.count * x.actors.ring * rows
         if whole > rows:
-            step = Stepping(x.env, (AGENT,), whole, algorithm)
-            for _ in range(_BEGINNING):
-                step()
-            played = play(step, algorithm.horizon + 1)
+            played = _later(Stepping(x.env, (AGENT,), whole, algorithm), algorithm.horizon + 1)
         train, batch = training(algorithm, spaces, whole, played)
         samples = len(batch.positions)
         calls["copy"] = _copying(batch, algorithm.minibatch), samples
@@ -391,6 +390,13 @@ def play(step: Stepping, steps: int, seconds: float = float("inf")) -> Played:
     return {name: np.concatenate([each[name] for each in found]) for name in step.seen}
 
 
+def _later(step: Stepping, steps: int) -> Played:
+    """The same, once games have gone their own ways."""
+    for _ in range(_BEGINNING):
+        step()
+    return play(step, steps)
+
+
 def _envpool_way(name: str, rows: int, actions: list[dict[str, Any]]) -> Callable[[], Any]:
     import envpool  # type: ignore[import-not-found,unused-ignore]
 
@@ -402,9 +408,15 @@ def _envpool_way(name: str, rows: int, actions: list[dict[str, Any]]) -> Callabl
 
 
 def _actions(algorithm: Any, spaces: Any, rows: int) -> list[dict[str, Any]]:
-    """Actions as a policy takes them that has not learned yet: a robot's physics depends on what it does."""
+    """Actions as a policy takes them that has not learned yet: a robot's physics depends on what it does.
+
+    They are drawn from a few answers, so many that a game does not go round in circles: it would show less.
+    """
     act, names = _acting(algorithm, spaces, rows, {}), spaces.action_spec()
-    return [{name: found[name].copy() for name in names} for found in (act() for _ in range(16))]
+    answers = [{name: found[name].copy() for name in names} for found in (act() for _ in range(_ANSWERS))]
+    found = {name: np.concatenate([each[name] for each in answers]) for name in names}
+    drawn = np.random.default_rng(0).integers(_ANSWERS * rows, size=(_DRAWN, rows))
+    return [{name: array[which] for name, array in found.items()} for which in drawn]
 
 
 def _acting(algorithm: Any, spaces: Any, rows: int, played: Played) -> Callable[..., Any]:

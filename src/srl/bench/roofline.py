@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -32,6 +31,8 @@ from rich.table import Table
 from srl.bench.machine import machine
 from srl.bench.parts import Meters, Parts
 from srl.bench.throughput import BenchOptions, Work, experiment, slope
+from srl.bench.watched import descendants
+from srl.core.errors import SrlError
 from srl.experiment import Experiment, cores
 from srl.launch.run import run
 from srl.monitor.monitor import Row
@@ -111,6 +112,8 @@ def write(found: dict[str, list[Round]], path: Path) -> None:
 
 def one_round(x: Experiment, options: RooflineOptions) -> Round:
     """Train, and measure the parts in between."""
+    if not Path("/proc/self/stat").exists():
+        raise SrlError("the processes of a run are halted meanwhile, and found through /proc: this needs Linux")
     x, _ = tuned(x, check(x))
     with Meters(x) as meters, tempfile.TemporaryDirectory(prefix="srl-bench-") as folder:
         halts = Halts(meters.measure, {process.pid for process in meters.processes}, options)
@@ -157,7 +160,7 @@ class Halts:
             return
         self.due, self._last = now + self.stretch, now
         begin = time.monotonic()
-        workers = _descendants(os.getpid()) - set(self.others)
+        workers = descendants(os.getpid()) - set(self.others)
         _signal(workers, signal.SIGSTOP)
         try:
             self.found.append(self.measure())
@@ -172,20 +175,9 @@ class Halts:
         """See :class:`~srl.monitor.monitor.Sink`."""
 
 
-def _descendants(pid: int) -> set[int]:
-    """All processes that this one started, and those that they did."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(child): int(parent) for child, parent in map(str.split, listed.splitlines())}
-    found, new = set[int](), {pid}
-    while new:
-        new = {child for child, parent in parents.items() if parent in new}
-        found |= new
-    return found
-
-
 def _signal(processes: Collection[int], number: int) -> None:
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):  # ps itself is one of them
+        with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
 
 

@@ -126,11 +126,10 @@ class Family:
 
     def members(self) -> list[int]:
         """Ids of those that live."""
-        pids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
-        alive = {pid: stat for pid in pids if (stat := _stat(pid)) is not None}
-        found = {pid for pid, stat in alive.items() if (pid, stat.start) in self.known or self._marked(pid, stat)}
-        while more := {pid for pid, stat in alive.items() if stat.parent in found} - found:
-            found |= more
+        alive = _alive()
+        found = _offspring(
+            {pid for pid, stat in alive.items() if (pid, stat.start) in self.known or self._marked(pid, stat)}, alive
+        )
         self.known = {(pid, alive[pid].start) for pid in found}
         self.pids |= found
         return sorted(found)
@@ -162,6 +161,24 @@ class _Stat(NamedTuple):
     parent: int
     session: int
     start: int
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes that this one started, and those that they did."""
+    return _offspring({pid}, _alive()) - {pid}
+
+
+def _offspring(found: set[int], alive: dict[int, _Stat]) -> set[int]:
+    """These processes and all that descend from them."""
+    while more := {pid for pid, stat in alive.items() if stat.parent in found} - found:
+        found = found | more
+    return found
+
+
+def _alive() -> dict[int, _Stat]:
+    """All processes there are."""
+    pids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+    return {pid: stat for pid in pids if (stat := _stat(pid)) is not None}
 
 
 def _stat(pid: int) -> _Stat | None:

@@ -5,10 +5,13 @@
 #include "products.h"
 #include "repeats.h"
 
+#include <math.h>
 #include <string.h>
 
 #define BLOCK 4
 #define LAYERS REPEATS_LAYERS
+#define LARGEST 32767.0f
+#define LEAST 1e-20f /* smaller weights do not count */
 #define MANY 1500 /* patches that are remembered, for each image that is seen at a time */
 
 typedef struct {
@@ -22,13 +25,34 @@ typedef struct {
     int64_t known;            /* how many of them are */
 } Eye;
 
-/* Pack weights into panels: that of output n and number k of all pieces is at n * across + at[k]. */
-void eye_pack(const Layer *layer, const float *weight, const int64_t *at, int64_t across, float scale) {
+/* Pack weights into panels: that of output n and number k of all pieces is at n * across + at[k]. Where there are scales, in 16
+ * bits: the largest weight of an output is LARGEST, and bias[n], in those units too, goes to `biases`. */
+FAST void eye_pack(const Layer *layer, const float *weight, const int64_t *at, int64_t across, float scale, const float *bias,
+                   float *biases) {
     const int64_t inner = layer->pieces * layer->size, panel = products_panel(layer);
-    for (int64_t column = 0; column < layer->outputs; column += panel)
-        for (int64_t k = 0; k < inner; k++)
-            for (int64_t c = 0; c < panel; c++)
-                layer->packed[column * inner + k * panel + c] = weight[(column + c) * across + at[k]] * scale;
+    for (int64_t column = 0; column < layer->outputs; column += panel) {
+        const float *from = weight + column * across;
+        float most[PANEL] = {0}, units[PANEL];
+        for (int64_t k = 0; layer->scales && k < inner; k++)
+            for (int64_t c = 0; c < panel; c++) {
+                const float size = fabsf(from[c * across + at[k]]);
+                most[c] = size > most[c] ? size : most[c];
+            }
+        for (int64_t c = 0; layer->scales && c < panel; c++) {
+            units[c] = LARGEST / (most[c] > LEAST ? most[c] : LEAST);
+            layer->scales[column + c] = scale / units[c], biases[column + c] = bias[column + c] * (units[c] / scale);
+        }
+        for (int64_t k = 0; k < inner; k++) {
+            const int64_t to = column * inner + k * panel;
+            if (layer->scales)
+                for (int64_t c = 0; c < panel; c++) {
+                    const float found = from[c * across + at[k]] * units[c];
+                    ((int16_t *)layer->packed)[to + c] = (int16_t)(found + (found < 0 ? -0.5f : 0.5f));
+                }
+            else
+                for (int64_t c = 0; c < panel; c++) ((float *)layer->packed)[to + c] = from[c * across + at[k]] * scale;
+        }
+    }
 }
 
 /* How many different ones of each kind are remembered. */

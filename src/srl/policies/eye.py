@@ -32,7 +32,7 @@ _CHANNELS = 16
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("pieces", "size", "outputs")),
-        *((name, c_void_p) for name in ("packed", "bias")),
+        *((name, c_void_p) for name in ("packed", "bias", "scales")),
     )
 
 
@@ -65,12 +65,17 @@ class Eye(Heads):
         layers: list[Any] = [*(each for each in cnn.modules() if isinstance(each, nn.Conv2d)), cnn.dense]
         self.weights = [*(layer.weight.detach() for layer in layers[:-1]), cnn.dense.weight.detach().t()]
         self.watched = [*self.weights, *(layer.bias.detach() for layer in layers)]
+        self.bias = self.watched[-1]  # of the dense layer
         self.orders = [_order(number, weight) for number, weight in enumerate(self.weights)]
-        self.packed = [torch.empty(weight.numel()) for weight in self.weights]
+        self.packed = [torch.empty(weight.numel()) for weight in self.weights[:-1]]
+        # The dense layer's are most of all weights. Sixteen bits of them come sooner from where emulators leave them.
+        self.packed += [torch.empty(self.weights[-1].numel(), dtype=torch.int16)]
+        self.scales, self.biases = torch.empty(2, self.width)
         self.layout = _Layout(channels=self.weights[0].shape[1], height=cnn.shape[0], width=cnn.shape[1])
         rows = zip(layers, self.orders, self.packed, strict=True)
         for number, (layer, order, packed) in enumerate(rows):
-            places = packed.data_ptr(), layer.bias.data_ptr()
+            own = (self.biases, self.scales) if number == len(layers) - 1 else (layer.bias,)
+            places = (each.data_ptr() for each in (packed, *own))
             self.layout.layers[number] = _Layer(*order.shape, len(self.weights[number]), *places)
         self._here = ctypes.addressof(self.layout)
         self._version = -1
@@ -105,7 +110,8 @@ class Eye(Heads):
         for number, (weight, order) in enumerate(zip(self.weights, self.orders, strict=True)):
             layer = ctypes.addressof(self.layout.layers[number])
             scale = 1 if number else 1 / 255  # bytes become numbers between 0 and 1
-            self._library.eye_pack(layer, weight.data_ptr(), order.ctypes.data, weight.stride(0), scale)
+            given = weight.data_ptr(), order.ctypes.data, weight.stride(0), scale
+            self._library.eye_pack(layer, *given, self.bias.data_ptr(), self.biases.data_ptr())
         self._library.eye_forget(self._here)
 
 

@@ -6,10 +6,11 @@
 #define NEAR 128 /* rows of a panel that stay in the nearest cache */
 #define FAR 131072 /* weights from which on they come from far away: a dozen rows go past them at once */
 
-/* rows x (16 * vectors) of a product; a piece's numbers are `apart` from each other. */
-INLINE void tile(const int rows, const int vectors, const int64_t apart, const Product *x, int64_t row, int64_t column) {
+/* rows x (16 * vectors) of a product; a piece's numbers are `apart` from each other. coarse: B has scales. */
+INLINE void tile(const int rows, const int vectors, const int64_t apart, const int coarse, const Product *x, int64_t row,
+                 int64_t column) {
     const uint32_t *places = x->places + row * x->all;
-    const float *B = x->B + column;
+    const char *B = (const char *)x->B + column * (coarse ? 2 : 4);
     float *to = x->to + row * x->across + column;
     v16 sum[12][4];
     for (int r = 0; r < rows; r++)
@@ -18,43 +19,47 @@ INLINE void tile(const int rows, const int vectors, const int64_t apart, const P
     for (int64_t piece = 0; piece < x->pieces; piece++) {
         const float *at[12];
         for (int r = 0; r < rows; r++) at[r] = x->from + places[r * x->all + piece] * x->unit;
-        for (int64_t k = 0; k < x->size; k++, B += x->panel) {
+        for (int64_t k = 0; k < x->size; k++, B += x->panel * (coarse ? 2 : 4)) {
             v16 b[4];
-            for (int v = 0; v < vectors; v++) b[v] = *(const v16 *)(B + 16 * v);
+            for (int v = 0; v < vectors; v++)
+                b[v] = coarse ? __builtin_convertvector(((const v16s *)B)[v], v16) : ((const v16 *)B)[v];
             for (int r = 0; r < rows; r++)
                 for (int v = 0; v < vectors; v++) sum[r][v] += at[r][k * apart] * b[v];
         }
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) {
-            const v16 y = sum[r][v];
+            v16 y = sum[r][v];
+            if (coarse && x->ends) y *= *(const v16 *)(x->scales + column + 16 * v);
             *(v16 *)(to + r * x->across + 16 * v) = x->ends ? (v16)((v16i)y & (y > (v16){0})) : y;
         }
 }
 
-INLINE void tiles(const int tall, const int vectors, const int64_t apart, const Product *x, int64_t rows,
+INLINE void tiles(const int tall, const int vectors, const int64_t apart, const int coarse, const Product *x, int64_t rows,
                   int64_t columns) {
     for (int64_t column = 0; column < columns; column += 16 * vectors) {
         int64_t r = 0;
-        for (; r + tall <= rows; r += tall) tile(tall, vectors, apart, x, r, column);
-        if (tall > 8 && r + 8 <= rows) tile(8, vectors, apart, x, r, column), r += 8;
-        if (tall > 4 && r + 4 <= rows) tile(4, vectors, apart, x, r, column), r += 4;
-        for (; r + 2 <= rows; r += 2) tile(2, vectors, apart, x, r, column);
-        if (r < rows) tile(1, vectors, apart, x, r, column);
+        for (; r + tall <= rows; r += tall) tile(tall, vectors, apart, coarse, x, r, column);
+        if (tall > 8 && r + 8 <= rows) tile(8, vectors, apart, coarse, x, r, column), r += 8;
+        if (tall > 4 && r + 4 <= rows) tile(4, vectors, apart, coarse, x, r, column), r += 4;
+        for (; r + 2 <= rows; r += 2) tile(2, vectors, apart, coarse, x, r, column);
+        if (r < rows) tile(1, vectors, apart, coarse, x, r, column);
     }
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
 __attribute__((target("arch=x86-64-v4"))) static void wide(const Product *x, int64_t rows, int64_t columns, int turned) {
-    if (turned) tiles(6, 4, PANEL, x, rows, columns);
-    else if (columns % PANEL) tiles(12, 2, 1, x, rows, columns);
-    else tiles(6, 4, 1, x, rows, columns);
+    if (turned) tiles(6, 4, PANEL, 0, x, rows, columns);
+    else if (x->scales) tiles(12, 2, 1, 1, x, rows, columns);
+    else if (columns % PANEL) tiles(12, 2, 1, 0, x, rows, columns);
+    else tiles(6, 4, 1, 0, x, rows, columns);
 }
 
 __attribute__((target("arch=x86-64-v3"))) static void narrow(const Product *x, int64_t rows, int64_t columns,
                                                              int turned) {
-    if (turned) tiles(6, 1, PANEL, x, rows, columns);
-    else tiles(6, 1, 1, x, rows, columns);
+    if (turned) tiles(6, 1, PANEL, 0, x, rows, columns);
+    else if (x->scales) tiles(6, 1, 1, 1, x, rows, columns);
+    else tiles(6, 1, 1, 0, x, rows, columns);
 }
 #endif
 
@@ -64,8 +69,9 @@ void products_multiply(const Product *x, int64_t rows, int64_t columns, int turn
     else if (__builtin_cpu_supports("x86-64-v3")) narrow(x, rows, columns, turned);
     else
 #endif
-        if (turned) tiles(2, 1, PANEL, x, rows, columns);
-    else tiles(2, 1, 1, x, rows, columns);
+        if (turned) tiles(2, 1, PANEL, 0, x, rows, columns);
+    else if (x->scales) tiles(2, 1, 1, 1, x, rows, columns);
+    else tiles(2, 1, 1, 0, x, rows, columns);
 }
 
 int64_t products_panel(const Layer *layer) {
@@ -74,13 +80,15 @@ int64_t products_panel(const Layer *layer) {
 
 void products_through(const Layer *layer, const float *from, const uint32_t *places, int64_t rows, float *to) {
     const int64_t step = layer->size < NEAR ? NEAR / layer->size : 1, panel = products_panel(layer);
+    const int64_t bytes = layer->scales ? 2 : 4;
     Product x = {.from = from, .size = layer->size, .all = layer->pieces, .unit = layer->size, .panel = panel};
     x.across = layer->outputs;
     for (int64_t column = 0; column < layer->outputs; column += panel)
         for (int64_t begin = 0; begin < layer->pieces; begin += step) {
             x.pieces = layer->pieces - begin < step ? layer->pieces - begin : step;
             x.ends = begin + x.pieces == layer->pieces;
-            x.B = layer->packed + (column * layer->pieces + begin * panel) * layer->size;
+            x.B = (const char *)layer->packed + (column * layer->pieces + begin * panel) * layer->size * bytes;
+            x.scales = layer->scales ? layer->scales + column : 0;
             x.bias = begin ? 0 : layer->bias + column;
             x.places = places + begin, x.to = to + column;
             products_multiply(&x, rows, panel, 0);

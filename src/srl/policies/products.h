@@ -13,15 +13,19 @@
 
 typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t v16i __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int16_t v16s __attribute__((vector_size(32), aligned(2), may_alias));
 
 /* A product of rows that consist of `pieces` pieces of `size` numbers. That of row r begins at from + places[r * all] * unit,
  * and so on. B has rows of `panel` columns, `to` rows of `across`. */
 typedef struct {
-    const float *from, *B, *bias; /* no bias: it is added to what is there */
+    const float *from;
+    const void *B;       /* floats, or, if there are scales, 16 bits in those units */
+    const float *bias;   /* none: it is added to what is there */
+    const float *scales; /* of the columns; applied where it ends */
     const uint32_t *places;
     int64_t pieces, size, all, unit, panel, across;
     float *to;
-    int ends; /* with a ReLU */
+    int ends; /* with scales and a ReLU */
 } Product;
 
 /* So many rows and columns of it; turned: a piece's numbers are a panel apart. A sum is made in the same order however many
@@ -31,8 +35,9 @@ void products_multiply(const Product *x, int64_t rows, int64_t columns, int turn
 /* A layer's weights, packed in panels of columns. */
 typedef struct {
     int64_t pieces, size, outputs; /* a row's pieces, numbers of each, and what comes out: a multiple of 32 */
-    float *packed;
+    void *packed;
     const float *bias;
+    float *scales; /* of the outputs, where weights are packed in 16 bits; else none */
 } Layer;
 
 /* How many columns a panel of this layer has. */

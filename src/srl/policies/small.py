@@ -79,7 +79,7 @@ def library() -> Any:
         found.small_ppo.argtypes = [c_void_p] * 5
         found.small_ppo.restype = c_int
         found.small_team.argtypes, found.small_team.restype = [c_void_p, c_int64, c_int64, c_int64], c_void_p
-        found.eye_pack.argtypes, found.eye_pack.restype = [*[c_void_p] * 3, c_int64, c_float], None
+        found.eye_pack.argtypes, found.eye_pack.restype = [*[c_void_p] * 3, c_int64, c_float, *[c_void_p] * 2], None
         found.eye_room.argtypes, found.eye_room.restype = [c_void_p, c_int64], c_int64
         found.eye_open.argtypes, found.eye_open.restype = [c_void_p, c_int64, c_void_p], None
         found.eye_forget.argtypes, found.eye_forget.restype = [c_void_p], None

@@ -20,7 +20,7 @@ int windows_forward(const float *from, const uint32_t *numbers, int64_t count, i
     float *turned = malloc((size_t)(pieces * size * outputs) * sizeof *turned);
     if (!turned) return 0;
     products_turn(weight, outputs, pieces * size, turned, pieces * size);
-    const Layer layer = {pieces, size, outputs, turned, bias};
+    const Layer layer = {pieces, size, outputs, turned, bias, 0};
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t i = 0; i < count; i += MANY)
         products_through(&layer, from, numbers + i * pieces, count - i < MANY ? count - i : MANY, out + i * outputs);
