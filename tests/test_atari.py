@@ -34,8 +34,8 @@ def ids() -> dict[str, str]:
 )
 def test_screens_are_to_the_bit_those_of_ale(game, options):
     name, options = ids()[game], {**PLAIN, **options}
-    theirs, ours = gymnasium.make_vec(name, num_envs=3, **options), atari.vector(name, game, 3, options)
-    assert isinstance(ours, atari.Screens)
+    theirs, ours = gymnasium.make_vec(name, num_envs=3, **options), atari.vector(name, 3, options)
+    assert isinstance(ours, atari.Games)
     assert ours.single_observation_space == theirs.single_observation_space
     assert ours.observation_space == theirs.observation_space
     luck, ends = np.random.default_rng(0), 0
@@ -54,14 +54,6 @@ def test_screens_are_to_the_bit_those_of_ale(game, options):
 
 @pytest.mark.parametrize("options", [{"img_height": 105, "img_width": 80}, {"grayscale": False}, {"img_height": 300}])
 def test_what_is_not_made_smaller_in_c_is_left_to_ale(options):
-    made = atari.vector(ids()["pong"], "pong", 1, {**PLAIN, **options})
-    assert not isinstance(made, atari.Screens)
+    made = atari.vector(ids()["pong"], 1, {**PLAIN, **options})
+    assert not isinstance(made, atari.Games)
     made.close()
-
-
-def test_the_height_of_every_screen_is_known():
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    for game in ids():
-        ale = ale_py.ALEInterface()
-        ale.loadROM(ale_py.roms.get_rom_path(game))
-        assert ale.getScreenDims() == (atari._HEIGHTS.get(game, atari._HEIGHT), atari._WIDTH), game

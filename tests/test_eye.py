@@ -70,6 +70,28 @@ def test_new_weights_are_seen_at_once():
         before = after
 
 
+def test_sixteen_bits_are_enough_whatever_the_weights():
+    made, x = policy(), game(6, SHAPE)
+    dense = made.trunk.encoder.cnn["obs"].dense
+    with torch.no_grad():
+        dense.weight[:, 0] = 0
+        dense.weight[:, 1] *= 1e-30
+        dense.weight[:, 2] *= 1e4
+        dense.weight[17, 3] = 50  # all others of this output are hundreds of times smaller
+        dense.bias[:4] = torch.tensor([2.0, 3.0, -1.0, 0.5])
+        made.value.weight[:, :4] = 1
+    found = acting(made)
+    mine, theirs = found.act({"obs": x.numpy()}, None), by_torch(made, x, None)
+    np.testing.assert_allclose(mine["value"], theirs["value"], rtol=1e-4)
+    features = found._features[6][0]
+    with torch.inference_mode():
+        wanted = made.trunk.encoder.cnn["obs"](x).numpy()
+    np.testing.assert_array_equal(features[:, 0], 2)
+    np.testing.assert_array_equal(features[:, 1], 3)
+    np.testing.assert_allclose(features[:, 2], wanted[:, 2], rtol=1e-4)
+    np.testing.assert_allclose(features, wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted[:, 4:]).max())
+
+
 def test_what_is_seen_depends_neither_on_other_rows_nor_on_what_was_seen_before():
     made, x = policy(), game(40, SHAPE, 7)
     together = acting(made).act({"obs": x.numpy()}, None)["value"].copy()

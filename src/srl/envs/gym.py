@@ -148,7 +148,7 @@ def _native(spec: EnvSpec, copies: int, kwargs: dict[str, Any]) -> VectorEnv[Any
     if spec.id.startswith("ALE/"):
         from srl.envs import atari
 
-        env = atari.vector(spec.id, spec.kwargs["game"], copies, {"num_threads": 1, **kwargs})
+        env = atari.vector(spec.id, copies, kwargs)
     else:
         env = gymnasium.make_vec(spec.id, num_envs=copies, **kwargs)
     if env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP:

@@ -1,4 +1,5 @@
-/* Screens of games made smaller, as OpenCV's INTER_AREA does it, and stacked (atari.py). */
+/* Screens of games as policies see them: grey, two made one, smaller, as OpenCV's INTER_AREA does it, and stacked (atari.py).
+ * Rows of pixels that look as they did before are not worked out again. */
 #include <stdint.h>
 #include <string.h>
 
@@ -38,20 +39,69 @@ static inline __attribute__((always_inline)) void one_row(const side *high, cons
     for (int64_t x = 0; x < wide->to; x++) to[x] = (uint8_t)__builtin_rintf(sum[x]);
 }
 
-/* The newest screen of every copy is made smaller and put behind the others of its stack [copies][deep][to][to]. `before`
- * are the screens and stacks of the last call: rows that look like then are copied. fresh: stacks begin anew, black. */
-FAST void screens_stack(const side *high, const side *wide, int64_t copies, int64_t deep, const uint8_t *screens,
-                        const uint8_t *before, const uint8_t *fresh, const uint8_t *stacks, uint8_t *to) {
-    const int64_t large = high->from * wide->from, small = high->to * wide->to, older = (deep - 1) * small;
-    for (int64_t at = 0; at < copies; at++, screens += large, before += large, stacks += deep * small) {
+/* What there is of all copies; in atari.py too. Screens are [copies][high->from][wide->from]. */
+typedef struct {
+    const side *high, *wide;
+    int64_t copies, deep, two; /* screens in a stack; whether the brighter of two screens counts */
+    const uint8_t *screen;     /* where a screen is found, in colours */
+    uint8_t *colours[2];       /* the screens taken last: the newest, and the one before it */
+    uint8_t *greys[2], *seen;  /* the same in grey, and what is shown of them */
+    const uint16_t *palette;   /* the grey of a colour; UNKNOWN: not known yet */
+    uint8_t *changed;          /* [copies][high->from]: rows of greys */
+    uint8_t *all;              /* [copies]: which of both screens are not to be compared with those before */
+    uint8_t *fresh, *cut;      /* [copies]: stacks begin anew, black; the newest screen is the one shown last */
+} games;
+#define UNKNOWN 256
+
+/* Take a copy's screen. 1: some of its colours are not known. */
+FAST int screens_take(games *x, int64_t copy, int64_t which) {
+    const int64_t high = x->high->from, wide = x->wide->from;
+    uint8_t *colours = x->colours[which] + copy * high * wide, *greys = x->greys[which] + copy * high * wide;
+    const uint8_t *from = x->screen, all = x->all[copy] >> which & 1;
+    unsigned unknown = 0;
+    for (int64_t y = 0; y < high; y++, from += wide, colours += wide, greys += wide) {
+        if (!all && !memcmp(from, colours, (size_t)wide)) continue;
+        unsigned any = 0;
+        for (int64_t i = 0; i < wide; i++) any |= x->palette[from[i]], greys[i] = (uint8_t)x->palette[from[i]];
+        x->changed[copy * high + y] = 1;
+        if (any < UNKNOWN) memcpy(colours, from, (size_t)wide);
+        unknown |= any;
+    }
+    if (unknown >= UNKNOWN) return 1;
+    x->all[copy] &= (uint8_t)~(1 << which);
+    return 0;
+}
+
+/* What is shown of the rows that have changed. */
+static inline __attribute__((always_inline)) void show(const games *x, int64_t copy, uint8_t *changed) {
+    const int64_t high = x->high->from, wide = x->wide->from, place = copy * high * wide;
+    const uint8_t *one = (x->two && x->cut[copy] ? x->seen : x->greys[0]) + place;
+    const uint8_t *two = x->two ? x->greys[1] + place : one;
+    if (x->fresh[copy] || x->cut[copy]) memset(changed, 1, (size_t)high);
+    for (int64_t y = 0; y < high; y++) {
+        if (!changed[y]) continue;
+        const uint8_t *a = one + y * wide, *b = two + y * wide;
+        uint8_t *to = x->seen + place + y * wide;
+        for (int64_t i = 0; i < wide; i++) to[i] = a[i] > b[i] ? a[i] : b[i];
+    }
+}
+
+/* What every copy shows is made smaller and put behind the others of its stack [copies][deep][to][to]; stacks: of the last
+ * call. */
+FAST void screens_stack(games *x, const uint8_t *stacks, uint8_t *to) {
+    const side *high = x->high, *wide = x->wide;
+    const int64_t large = high->from * wide->from, small = high->to * wide->to, older = (x->deep - 1) * small;
+    for (int64_t copy = 0; copy < x->copies; copy++, stacks += x->deep * small) {
         const uint8_t *last = stacks + older;
-        if (fresh[at]) memset(to, 0, (size_t)older);
+        uint8_t *changed = x->changed + copy * high->from;
+        show(x, copy, changed);
+        if (x->fresh[copy]) memset(to, 0, (size_t)older);
         else memcpy(to, stacks + small, (size_t)older);
         to += older;
         for (int64_t y = 0; y < high->to; y++, to += wide->to, last += wide->to) {
-            const int64_t place = high->first[y] * wide->from;
-            if (!memcmp(screens + place, before + place, (size_t)(high->taps * wide->from))) memcpy(to, last, (size_t)wide->to);
-            else one_row(high, wide, y, screens, to);
+            if (memchr(changed + high->first[y], 1, (size_t)high->taps)) one_row(high, wide, y, x->seen + copy * large, to);
+            else memcpy(to, last, (size_t)wide->to);
         }
+        memset(changed, 0, (size_t)high->from);
     }
 }
