@@ -29,22 +29,24 @@ typedef struct {
  * bits: the largest weight of an output is LARGEST, and bias[n], in those units too, goes to `biases`. */
 FAST void eye_pack(const Layer *layer, const float *weight, const int64_t *at, int64_t across, float scale, const float *bias,
                    float *biases) {
-    const int64_t inner = layer->pieces * layer->size, panel = products_panel(layer);
-    for (int64_t column = 0; column < layer->outputs; column += panel) {
+    const int64_t inner = layer->pieces * layer->size, panel = products_panel(layer), outputs = layer->outputs;
+    float *most = layer->scales;
+    for (int64_t n = 0; most && n < outputs; n++) most[n] = LEAST;
+    for (int64_t k = 0; most && k < inner; k++)
+        for (int64_t n = 0; n < outputs; n++) {
+            const float size = fabsf(weight[n * across + at[k]]);
+            most[n] = size > most[n] ? size : most[n];
+        }
+    for (int64_t column = 0; column < outputs; column += panel) {
         const float *from = weight + column * across;
-        float most[PANEL] = {0}, units[PANEL];
-        for (int64_t k = 0; layer->scales && k < inner; k++)
-            for (int64_t c = 0; c < panel; c++) {
-                const float size = fabsf(from[c * across + at[k]]);
-                most[c] = size > most[c] ? size : most[c];
-            }
-        for (int64_t c = 0; layer->scales && c < panel; c++) {
-            units[c] = LARGEST / (most[c] > LEAST ? most[c] : LEAST);
+        float units[PANEL];
+        for (int64_t c = 0; most && c < panel; c++) {
+            units[c] = LARGEST / most[column + c];
             layer->scales[column + c] = scale / units[c], biases[column + c] = bias[column + c] * (units[c] / scale);
         }
         for (int64_t k = 0; k < inner; k++) {
             const int64_t to = column * inner + k * panel;
-            if (layer->scales)
+            if (most)
                 for (int64_t c = 0; c < panel; c++) {
                     const float found = from[c * across + at[k]] * units[c];
                     ((int16_t *)layer->packed)[to + c] = (int16_t)(found + (found < 0 ? -0.5f : 0.5f));
@@ -85,7 +87,7 @@ void eye_forget(Eye *eye) {
     eye->known = 0;
     for (int at = 0; at < LAYERS; at++) {
         Seen *seen = &eye->seen[at];
-        seen->count = 0, seen->last = 0;
+        seen->count = 0;
         memset(seen->table, 0, (seen->mask + 1) * sizeof *seen->table);
     }
 }
@@ -100,7 +102,7 @@ void eye_open(Eye *eye, int64_t images, uint32_t *room) {
         const int64_t made = at ? eye->layers[at - 1].outputs : eye->channels * BLOCK * BLOCK;
         const uint64_t slots = repeats_slots(eye->most[at]);
         eye->made[at] = (float *)room, room += eye->most[at] * made;
-        eye->seen[at] = (Seen){room, words, 0, 0, room + eye->most[at] * words, slots - 1, 0};
+        eye->seen[at] = (Seen){room, words, 0, 0, room + eye->most[at] * words, slots - 1};
         room += eye->most[at] * words + (int64_t)slots;
         eye->places[at] = memset(room, 0, (size_t)places[at] * sizeof *room), room += places[at];
     }

@@ -35,9 +35,45 @@ static inline __attribute__((always_inline)) int same(const uint32_t *one, const
     return !differ;
 }
 
-static inline __attribute__((always_inline)) int64_t number(Seen *seen, const uint32_t *patch, int64_t words) {
-    const size_t bytes = (size_t)words * sizeof *patch;
-    if (seen->last < seen->count && same(seen->kept + seen->last * words, patch, words)) return seen->last;
+/* Patches that are looked up together: where they are kept is far away, so it is asked for in time. */
+enum { GROUP = 96 };
+typedef struct {
+    int64_t count;
+    uint32_t *to[GROUP]; /* where their numbers go */
+    uint64_t slots[GROUP];
+    uint32_t patches[GROUP * LONGEST];
+} Group;
+
+/* Numbers for all of the group. 0: there are too many different ones. */
+static inline __attribute__((always_inline)) int look_up(Seen *seen, Group *group, int64_t words) {
+    for (int64_t i = 0; i < group->count; i++) {
+        const uint32_t found = seen->table[group->slots[i]];
+        const char *kept = (const char *)(seen->kept + (found ? found - 1 : seen->count) * words);
+        __builtin_prefetch(kept), __builtin_prefetch(kept + words * 4 - 4);
+    }
+    for (int64_t i = 0; i < group->count; i++) {
+        const uint32_t *patch = group->patches + i * words;
+        if (i && same(patch - words, patch, words)) {
+            *group->to[i] = *group->to[i - 1];
+            continue;
+        }
+        uint64_t slot = group->slots[i];
+        while (seen->table[slot] && !same(seen->kept + (seen->table[slot] - 1) * words, patch, words))
+            slot = (slot + 1) & seen->mask;
+        if (!seen->table[slot]) {
+            if (seen->count == seen->most) return 0;
+            memcpy(seen->kept + seen->count * words, patch, (size_t)words * sizeof *patch);
+            seen->table[slot] = (uint32_t)++seen->count;
+        }
+        *group->to[i] = seen->table[slot] - 1;
+    }
+    group->count = 0;
+    return 1;
+}
+
+/* Have the group's next patch, which is written already, looked up. 0: there are too many different ones. */
+static inline __attribute__((always_inline)) int add(Seen *seen, Group *group, int64_t words, uint32_t *to) {
+    const uint32_t *patch = group->patches + group->count * words;
     uint64_t one = 0x9E3779B97F4A7C15u, two = 0xC2B2AE3D27D4EB4Fu;
     int64_t at = 0;
     for (; at + 4 <= words; at += 4) {
@@ -47,18 +83,10 @@ static inline __attribute__((always_inline)) int64_t number(Seen *seen, const ui
         one ^= one >> 29, two ^= two >> 31;
     }
     for (; at < words; at++) one = (one ^ patch[at]) * 0xff51afd7ed558ccdu, one ^= one >> 29;
-    uint64_t slot = (one + two) * 0x9E3779B97F4A7C15u;
-    for (slot = slot >> 20 & seen->mask;; slot = (slot + 1) & seen->mask) {
-        const uint32_t found = seen->table[slot];
-        if (found && !same(seen->kept + (found - 1) * words, patch, words)) continue;
-        if (!found) {
-            if (seen->count == seen->most) return -1;
-            memcpy(seen->kept + seen->count * words, patch, bytes);
-            seen->table[slot] = (uint32_t)++seen->count;
-        }
-        seen->last = seen->table[slot] - 1;
-        return (int64_t)seen->last;
-    }
+    const uint64_t slot = (one + two) * 0x9E3779B97F4A7C15u >> 20 & seen->mask;
+    __builtin_prefetch(seen->table + slot);
+    group->slots[group->count] = slot, group->to[group->count++] = to;
+    return group->count < GROUP || look_up(seen, group, words);
 }
 
 /* Which places of a row have changed: that at x has bit x * apart. */
@@ -78,20 +106,18 @@ static inline __attribute__((always_inline)) void follow(const Row *below, Row *
 
 /* An image's layer whose windows of size x size numbers move on by step, where they have changed (NULL: everywhere). 0: there
  * are too many different ones. */
-static inline __attribute__((always_inline)) int layer(Seen *seen, const uint32_t *from, uint32_t *to, const Row *changed,
-                                                       int64_t apart, int64_t height, int64_t width, int64_t size,
-                                                       int64_t step) {
-    uint32_t patch[LONGEST];
+static inline __attribute__((always_inline)) int layer(Seen *seen, Group *group, const uint32_t *from, uint32_t *to,
+                                                       const Row *changed, int64_t apart, int64_t height, int64_t width,
+                                                       int64_t size, int64_t step) {
     for (int64_t y = 0; y + size <= height; y += step)
         for (int64_t x = 0; x + size <= width; x += step, to++) {
             if (changed && !(changed[y / step] >> x * apart & 1)) continue;
+            uint32_t *patch = group->patches + group->count * size * size;
             for (int64_t row = 0; row < size; row++)
                 memcpy(patch + row * size, from + (y + row) * width + x, (size_t)size * sizeof *patch);
-            const int64_t found = number(seen, patch, size * size);
-            if (found < 0) return 0;
-            *to = (uint32_t)found;
+            if (!add(seen, group, size * size, to)) return 0;
         }
-    return 1;
+    return look_up(seen, group, size * size);
 }
 
 typedef uint32_t Pixels __attribute__((aligned(1), may_alias)); /* of a row of a block */
@@ -112,9 +138,10 @@ static inline __attribute__((always_inline)) Row differ(const uint8_t *from, con
     return changed;
 }
 
-static inline __attribute__((always_inline)) int blocks(Seen *seen, const uint8_t *from, uint32_t *to, const Row *changed,
-                                                        int64_t channels, int64_t height, int64_t width) {
-    uint32_t patch[LONGEST];
+static inline __attribute__((always_inline)) int blocks(Seen *seen, Group *group, const uint8_t *from, uint32_t *to,
+                                                        const Row *changed, int64_t channels, int64_t height,
+                                                        int64_t width) {
+    const int64_t words = channels * BLOCK;
     for (int64_t y = 0; y + BLOCK <= height; y += BLOCK)
         for (int64_t x = 0; x + BLOCK <= width; x += BLOCK, to++) {
             if (changed && !(changed[y / BLOCK] >> x / BLOCK & 1)) continue;
@@ -122,14 +149,13 @@ static inline __attribute__((always_inline)) int blocks(Seen *seen, const uint8_
                 for (int64_t row = BLOCK; row < 2 * BLOCK; row++)
                     for (int64_t channel = 0; channel < channels; channel++)
                         __builtin_prefetch(from + (channel * height + y + row) * width + x);
+            uint32_t *patch = group->patches + group->count * words;
             for (int64_t channel = 0; channel < channels; channel++)
                 for (int64_t row = 0; row < BLOCK; row++)
                     memcpy(patch + channel * BLOCK + row, from + (channel * height + y + row) * width + x, BLOCK);
-            const int64_t found = channels == 4 ? number(seen, patch, 4 * BLOCK) : number(seen, patch, channels * BLOCK);
-            if (found < 0) return 0;
-            *to = (uint32_t)found;
+            if (!add(seen, group, words, to)) return 0;
         }
-    return 1;
+    return look_up(seen, group, words);
 }
 
 uint64_t repeats_slots(int64_t most) {
@@ -149,6 +175,8 @@ FAST int repeats_more(Seen *seen, const uint8_t *from, uint8_t *before, int64_t 
     const int64_t h = height / BLOCK, w = width / BLOCK, h2 = (h - 5) / 2 + 1, w2 = (w - 5) / 2 + 1, area = height * width;
     int64_t places[REPEATS_LAYERS];
     Row changed[REPEATS_LAYERS][MOST];
+    Group group;
+    group.count = 0;
     repeats_sizes(1, height, width, places);
     for (int64_t image = 0; image < images; image++, from += channels * area) {
         uint32_t *at[REPEATS_LAYERS];
@@ -171,10 +199,11 @@ FAST int repeats_more(Seen *seen, const uint8_t *from, uint8_t *before, int64_t 
                 if (!own) memcpy(at[each], at[each] - places[each], (size_t)places[each] * sizeof **at);
             }
         } else if (own) memcpy(own, from, (size_t)(channels * area));
-        if (!(blocks(&seen[0], from, at[0], where[0], channels, height, width) &&
-              layer(&seen[1], at[0], at[1], where[1], 1, h, w, 2, 1) &&
-              layer(&seen[2], at[1], at[2], where[2], 1, h - 1, w - 1, 4, 2) &&
-              layer(&seen[3], at[2], at[3], where[3], 2, h2, w2, 3, 1)))
+        const int fine = channels == 4 ? blocks(&seen[0], &group, from, at[0], where[0], 4, height, width)
+                                       : blocks(&seen[0], &group, from, at[0], where[0], channels, height, width);
+        if (!(fine && layer(&seen[1], &group, at[0], at[1], where[1], 1, h, w, 2, 1) &&
+              layer(&seen[2], &group, at[1], at[2], where[2], 1, h - 1, w - 1, 4, 2) &&
+              layer(&seen[3], &group, at[2], at[3], where[3], 2, h2, w2, 3, 1)))
             return 0;
     }
     return 1;
@@ -197,7 +226,7 @@ int repeats_find(const uint8_t *from, int64_t images, int64_t channels, int64_t 
     memset(table, 0, all * sizeof *table);
     for (int at = 0; at < REPEATS_LAYERS; at++) {
         const uint64_t own = repeats_slots(most[at]);
-        seen[at] = (Seen){kept[at], at ? words[at] : channels * BLOCK, 0, most[at], next, own - 1, 0};
+        seen[at] = (Seen){kept[at], at ? words[at] : channels * BLOCK, 0, most[at], next, own - 1};
         next += own;
     }
     uint32_t *const to[REPEATS_LAYERS] = {next, next + places[0], next + places[0] + places[1], last};

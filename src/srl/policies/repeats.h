@@ -9,7 +9,6 @@ typedef struct {
     int64_t words, count, most;
     uint32_t *table; /* number + 1, or 0 */
     uint64_t mask;
-    int64_t last; /* the one found last: what is next to it often looks the same */
 } Seen;
 
 /* How large a table has to be. */
