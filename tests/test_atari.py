@@ -26,6 +26,9 @@ def ids() -> dict[str, str]:
     ("game", "options"),
     [
         ("pong", {}),
+        ("pong", {"frameskip": 1, "noop_max": 0, "repeat_action_probability": 0.25}),
+        ("breakout", {"life_loss_info": True, "reward_clipping": False, "full_action_space": True}),
+        ("ms_pacman", {"frameskip": 3, "use_fire_reset": False, "episodic_life": True}),
         ("breakout", {"episodic_life": True, "max_num_frames_per_episode": 900}),
         ("carnival", {}),
         ("seaquest", {"img_height": 64, "img_width": 64, "stack_num": 2, "maxpool": False}),
@@ -47,6 +50,10 @@ def test_screens_are_to_the_bit_those_of_ale(game, options):
             mine, other = ours.step(actions), theirs.step(actions)
             for one, two in zip(mine[:4], other[:4], strict=True):
                 np.testing.assert_array_equal(one, two)
+                assert one.dtype == two.dtype
+            assert mine[4].keys() == other[4].keys()
+            for name in other[4]:
+                np.testing.assert_array_equal(mine[4][name], other[4][name], err_msg=name)
             ends += int((other[2] | other[3]).sum())
     assert ends or not options.get("episodic_life")
     ours.close(), theirs.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator, Mapping
 from ctypes import c_int, c_int64, c_void_p
 from typing import Any
 
@@ -45,6 +44,10 @@ _DEFAULTS: dict[str, Any] = {
 """Options of ALE's vector that are known here, and what they are by themselves; with any other one it is ALE's."""
 
 
+_TOLD = {"lives": "lives", "frame_number": "getFrameNumber", "episode_frame_number": "getEpisodeFrameNumber"}
+"""What ALE's vector has in its ``info``, and which method of an emulator says it."""
+
+
 def vector(id: str, copies: int, kwargs: dict[str, Any]) -> Vector:
     """So many copies of the game, in the fastest way there is here."""
     given = {**gymnasium.spec(id).kwargs, **kwargs}
@@ -72,7 +75,9 @@ def emulator(game: str, options: dict[str, Any], seed: int | None = None) -> Any
     made.setFloat("repeat_action_probability", options["repeat_action_probability"])
     if seed is not None:
         made.setInt("random_seed", seed)
-    made.loadROM(ale_py.roms.get_rom_path(game))
+    rom = ale_py.roms.get_rom_path(game)
+    assert rom is not None, game
+    made.loadROM(rom)
     return made
 
 
@@ -133,7 +138,7 @@ class Games(VectorEnv[Any, Any, Any]):
         self.here = ctypes.addressof(self.books)
         self.turn = self.stacks.ctypes.data, self.spare.ctypes.data
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Mapping[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See :class:`gymnasium.vector.VectorEnv`."""
         for copy in self.copies:
             own = None if seed is None else seed + copy
@@ -144,7 +149,7 @@ class Games(VectorEnv[Any, Any, Any]):
             self._begin(copy)
         return self._stacked(), Info(self)
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """See :class:`gymnasium.vector.VectorEnv`."""
         for copy, action in enumerate(actions.tolist()):
             if self.over[copy]:
@@ -213,28 +218,18 @@ class Games(VectorEnv[Any, Any, Any]):
         return self.stacks
 
 
-class Info(Mapping[str, Any]):
-    """What ALE says beside a step, looked up when it is asked for."""
-
-    names = ("env_id", "lives", "frame_number", "episode_frame_number")
+class Info(dict[str, Any]):
+    """What ALE says beside a step, looked up when it is asked for, until the next step."""
 
     def __init__(self, games: Games) -> None:
+        super().__init__(dict.fromkeys(("env_id", *_TOLD)))
         self.games = games
 
-    def __getitem__(self, name: str) -> Array:
-        number, emulators = self.names.index(name) if name in self.names else -1, self.games.emulators
-        if number < 0:
-            raise KeyError(name)
-        if not number:
-            return np.arange(len(emulators), dtype=np.int32)
-        method = ("lives", "getFrameNumber", "getEpisodeFrameNumber")[number - 1]
-        return np.array([getattr(each, method)() for each in emulators], np.int32)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
+    def __getitem__(self, name: str) -> Any:
+        if name == "env_id":
+            return np.arange(self.games.num_envs, dtype=np.int32)
+        method = _TOLD[name]
+        return np.array([getattr(each, method)() for each in self.games.emulators], np.int32)
 
 
 class Side(ctypes.Structure):
