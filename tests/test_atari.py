@@ -45,9 +45,12 @@ def test_screens_are_to_the_bit_those_of_ale(game, options):
     for seed in (5, 6):
         (found, _), (expected, _) = ours.reset(seed=seed), theirs.reset(seed=seed)
         np.testing.assert_array_equal(found, expected)
-        for _ in range(300):
+        for step in range(300):
             actions = luck.integers(0, theirs.single_action_space.n, 3)
+            place = np.full(theirs.observation_space.shape, 7, np.uint8) if step % 3 else None
+            ours.out = place
             mine, other = ours.step(actions), theirs.step(actions)
+            assert place is None or mine[0] is place
             for one, two in zip(mine[:4], other[:4], strict=True):
                 np.testing.assert_array_equal(one, two)
                 assert one.dtype == two.dtype

@@ -87,15 +87,18 @@ class _Books(ctypes.Structure):
         *((name, c_int64) for name in ("copies", "deep", "two")),
         ("screen", c_void_p),
         *((name, c_void_p * 2) for name in ("colours", "greys")),
-        *((name, c_void_p) for name in ("seen", "palette", "changed", "all", "fresh", "cut")),
+        *((name, c_void_p) for name in ("seen", "small", "palette", "changed", "all", "fresh", "cut")),
     )
 
 
 class Games(VectorEnv[Any, Any, Any]):
     """Emulators of one game in this thread; see the module.
 
-    Two arrays of stacks take turns: what a step returned is good until the step after the next.
+    What a step returns is ``out``, if that is set before it, else good until the step after the next.
     """
+
+    out: Array | None = None
+    """Where the next step's observations go, if there."""
 
     def __init__(self, game: str, first: Any, copies: int, options: dict[str, Any]) -> None:
         """``first`` is one of the emulators."""
@@ -115,7 +118,8 @@ class Games(VectorEnv[Any, Any, Any]):
         self.elapsed, self.lives, self.over = [0] * copies, [0] * copies, [False] * copies
         self.reward: Array = np.zeros(copies, np.int32)
         self.terminated, self.truncated = np.zeros((2, copies), bool)
-        self.stacks, self.spare = (np.zeros((copies, *self.single_observation_space.shape), np.uint8) for _ in range(2))
+        shape = copies, *self.single_observation_space.shape
+        self.small, self.stacks, self.spare = (np.zeros(shape, np.uint8) for _ in range(3))
         self.screen = np.zeros(screen, np.uint8)
         self.palette = np.full(256, _UNKNOWN, np.uint16)
         self.sides = [Side(full, own) for full, own in zip(screen, size, strict=True)]
@@ -129,14 +133,15 @@ class Games(VectorEnv[Any, Any, Any]):
             bool(options["maxpool"]),
             self.screen.ctypes.data,
             *((c_void_p * 2)(*(each.ctypes.data for each in pair)) for pair in (self.kept[:2], self.kept[2:4])),
-            *(each.ctypes.data for each in (self.kept[4], self.palette, self.changed, self.all, self.fresh, self.cut)),
+            *(each.ctypes.data for each in (self.kept[4], self.small, self.palette, self.changed)),
+            *(each.ctypes.data for each in (self.all, self.fresh, self.cut)),
         )
         library: Any = native.library()
         self.take, self.stack = library.screens_take, library.screens_stack
         self.take.argtypes, self.take.restype = [c_void_p, c_int64, c_int64], c_int
-        self.stack.argtypes, self.stack.restype = [c_void_p] * 3, None
+        self.stack.argtypes, self.stack.restype = [c_void_p, c_int64, c_void_p], None
         self.here = ctypes.addressof(self.books)
-        self.turn = self.stacks.ctypes.data, self.spare.ctypes.data
+        self.at = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See :class:`gymnasium.vector.VectorEnv`."""
@@ -212,10 +217,13 @@ class Games(VectorEnv[Any, Any, Any]):
         self.take(self.here, copy, which)
 
     def _stacked(self) -> Array:
-        self.stack(self.here, *self.turn)
-        self.stacks, self.spare, self.turn = self.spare, self.stacks, self.turn[::-1]
+        self.at, out, self.out = (self.at + 1) % self.options["stack_num"], self.out, None
+        if out is None or not out.flags.c_contiguous:
+            self.stacks, self.spare = self.spare, self.stacks
+            out = self.stacks
+        self.stack(self.here, self.at, out.ctypes.data)
         self.fresh[:] = self.cut[:] = 0
-        return self.stacks
+        return out
 
 
 class Info(dict[str, Any]):

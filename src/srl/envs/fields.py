@@ -139,7 +139,8 @@ class Fields:
             target, value = out[leaf.path], leaf.pick(found)
             if type(value) is not np.ndarray or value.shape != target.shape or value.dtype != target.dtype:
                 value = fit(value, target.shape, target.dtype, f"{self.where}: {leaf.path} of all copies")
-            target[...] = value
+            if value is not target:  # some write there by themselves
+                target[...] = value
 
     def write_masks(self, found: Any, info: Any, out: Arrays, acts: Array) -> None:
         """Write the masks of all copies at once."""

@@ -21,7 +21,9 @@ class GymVector(SingleAgent):
 
     def __init__(self, name: str, env: VectorEnv[Any, Any, Any], copies: int, watch: Watch) -> None:
         super().__init__(name, env.single_observation_space, env.single_action_space, copies, watch)
-        self.env = env
+        self.env: Any = env
+        self.direct = self.fields.leaves[0].path if hasattr(env, "out") else ""
+        """The field that ``env`` writes by itself."""
         # Policies take no other actions than those of the space; to look again is an eighth of Gymnasium's CartPole.
         space = getattr(env.unwrapped, "action_space", None)
         if space is not None:
@@ -40,6 +42,8 @@ class GymVector(SingleAgent):
         views = out[0]
         self.guard.check_actions(self.fields.float_actions, actions[0], views.valid, self.fields.at)
         self.guard.steps += self.copies
+        if self.direct:
+            self.env.out = views.after.obs[self.direct]
         found, reward, terminated, truncated, info = self.env.step(self.fields.batch(actions[0]))
         views.after.first[:] = self.ended
         np.logical_or(terminated, truncated, out=self.ended)

@@ -46,6 +46,7 @@ typedef struct {
     const uint8_t *screen;     /* where a screen is found, in colours */
     uint8_t *colours[2];       /* the screens taken last: the newest, and the one before it */
     uint8_t *greys[2], *seen;  /* the same in grey, and what is shown of them */
+    uint8_t *small;            /* [copies][deep][high->to][wide->to]: screens made smaller, the newest one at `at` */
     const uint16_t *palette;   /* the grey of a colour; UNKNOWN: not known yet */
     uint8_t *changed;          /* [copies][high->from]: rows of greys */
     uint8_t *all;              /* [copies]: which of both screens are not to be compared with those before */
@@ -86,22 +87,23 @@ static inline __attribute__((always_inline)) void show(const games *x, int64_t c
     }
 }
 
-/* What every copy shows is made smaller and put behind the others of its stack [copies][deep][to][to]; stacks: of the last
- * call. */
-FAST void screens_stack(games *x, const uint8_t *stacks, uint8_t *to) {
+/* What every copy shows is made smaller, at `at` of those that are kept, and all of them go to the stacks, oldest first. */
+FAST void screens_stack(games *x, int64_t at, uint8_t *to) {
     const side *high = x->high, *wide = x->wide;
-    const int64_t large = high->from * wide->from, small = high->to * wide->to, older = (x->deep - 1) * small;
-    for (int64_t copy = 0; copy < x->copies; copy++, stacks += x->deep * small) {
-        const uint8_t *last = stacks + older;
+    const int64_t large = high->from * wide->from, small = high->to * wide->to, deep = x->deep;
+    for (int64_t copy = 0; copy < x->copies; copy++) {
+        uint8_t *kept = x->small + copy * deep * small, *newest = kept + at * small;
+        const uint8_t *last = kept + (at + deep - 1) % deep * small;
         uint8_t *changed = x->changed + copy * high->from;
         show(x, copy, changed);
-        if (x->fresh[copy]) memset(to, 0, (size_t)older);
-        else memcpy(to, stacks + small, (size_t)older);
-        to += older;
-        for (int64_t y = 0; y < high->to; y++, to += wide->to, last += wide->to) {
-            if (memchr(changed + high->first[y], 1, (size_t)high->taps)) one_row(high, wide, y, x->seen + copy * large, to);
-            else memcpy(to, last, (size_t)wide->to);
+        if (x->fresh[copy]) memset(kept, 0, (size_t)(deep * small));
+        for (int64_t y = 0; y < high->to; y++) {
+            const int64_t row = y * wide->to;
+            if (memchr(changed + high->first[y], 1, (size_t)high->taps))
+                one_row(high, wide, y, x->seen + copy * large, newest + row);
+            else memmove(newest + row, last + row, (size_t)wide->to);
         }
         memset(changed, 0, (size_t)high->from);
+        for (int64_t each = 1; each <= deep; each++, to += small) memcpy(to, kept + (at + each) % deep * small, (size_t)small);
     }
 }
