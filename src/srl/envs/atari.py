@@ -105,8 +105,8 @@ class Games(VectorEnv[Any, Any, Any]):
         self.game, self.options, self.num_envs, self.copies = game, options, copies, range(copies)
         self.emulators = [first, *(None for _ in range(1, copies))]
         self.actions = first.getLegalActionSet() if options["full_action_space"] else first.getMinimalActionSet()
-        named = {each.name: each for each in first.getLegalActionSet()}
-        self.noop, self.fire = named["NOOP"], named["FIRE"]
+        kinds = type(self.actions[0])
+        self.noop, self.fire = kinds.NOOP, kinds.FIRE
         self.fires = options["use_fire_reset"] and self.fire in self.actions
         screen, size = first.getScreenDims(), (options["img_height"], options["img_width"])
         self.single_observation_space = Box(0, 255, (options["stack_num"], *size), np.uint8)
