@@ -31,6 +31,7 @@ def ids() -> dict[str, str]:
         ("ms_pacman", {"frameskip": 3, "use_fire_reset": False, "episodic_life": True}),
         ("breakout", {"episodic_life": True, "max_num_frames_per_episode": 900}),
         ("carnival", {}),
+        ("lost_luggage", {}),  # nobody can fire there
         ("seaquest", {"img_height": 64, "img_width": 64, "stack_num": 2, "maxpool": False}),
         ("seaquest", {"img_height": 105, "img_width": 70, "stack_num": 1}),
     ],
