@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import sys
@@ -13,7 +12,6 @@ import pytest
 import srl
 from srl import cli, envs
 from srl.launch.local import LocalLauncher
-from srl.launch.run import _alone
 
 
 @pytest.fixture
@@ -228,11 +226,6 @@ def test_unknown_policy_is_named(refused, run_dir):
 
 def test_complete_run_is_not_resumed_by_accident(refused, run_dir):
     assert "is complete" in refused("resume", run_dir)
-
-
-def test_a_run_that_goes_on_is_not_resumed_beside_itself(refused, run_dir):
-    with _alone(run_dir):
-        assert f"is being trained in by process {os.getpid()} on " in refused("resume", run_dir, "--steps", 10**6)
 
 
 @pytest.mark.parametrize("text", ["{", '{"env": {"gym": "CartPole-v1"}}', '{"colour": 1}', "[]"])

@@ -7,12 +7,10 @@ The run directory holds ``config.json``, ``metrics.jsonl``, TensorBoard events, 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +37,6 @@ _ENOUGH = 20
 """Episodes that it takes to call a checkpoint the best so far."""
 _AGAIN = 0.1
 """Seconds between two signals that are meant as two."""
-_LOCK = ".lock"
 _COPIES = 20
 """Environment copies an evaluation plays at the same time."""
 
@@ -111,7 +108,6 @@ def run(
     before = read_metrics(run_dir)
     elapsed = before[-1]["time"] if before else 0.0
     with contextlib.ExitStack() as cleanup:
-        cleanup.enter_context(_alone(run_dir))
         hosts = None
         if x.launcher.startswith("ray"):
             from srl.launch.ray import RayLauncher, joined
@@ -168,27 +164,6 @@ def run(
     interrupted = signalled() is not None
     steps = int(values["steps"])
     return Result(run_dir, steps, steps - first, time.monotonic() - begin, interrupted, values.get("return_mean"))
-
-
-@contextlib.contextmanager
-def _alone(run_dir: Path) -> Iterator[None]:
-    """Nobody else trains in this folder meanwhile. However the process ends, the kernel unlocks it."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with open(run_dir / _LOCK, "a+", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            who = lock.read().strip() or "another process"
-            raise ConfigError(
-                f"{run_dir} is being trained in by {who}: end that first, or take another folder"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-        lock.flush()
-        yield
 
 
 def resume(
