@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,7 +101,15 @@ def test_workers_are_halted_while_parts_are_measured_and_halts_do_not_count(monk
     try:
         monkeypatch.setattr(roofline, "descendants", lambda _: {worker.pid, 1})
         seen = []
-        halts = Halts(lambda: seen.append(state()) or COSTS, {1}, RooflineOptions(warmup=2, seconds=10, halts=1))
+
+        def measured():
+            deadline = time.monotonic() + 10
+            while state() != "T" and time.monotonic() < deadline:
+                pass  # a signal has been sent when kill() returns, and arrives a moment later
+            seen.append(state())
+            return COSTS
+
+        halts = Halts(measured, {1}, RooflineOptions(warmup=2, seconds=10, halts=1))
         halts.write(SimpleNamespace(values={"time": 2.5, "steps": 1}))
         assert seen == ["T"]
         assert state() != "T"
