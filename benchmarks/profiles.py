@@ -4,9 +4,10 @@ python benchmarks/profiles.py [cartpole halfcheetah pong pong-4] [--seconds 60] 
 
 Every work runs as in ``srl bench throughput``; py-spy (of the ``dev`` extra) samples each of its workers, C and C++
 frames included. A sample of a thread that does something counts for the innermost function, and for whom that function
-belongs to: the environment, torch, numpy, small.c, Python, the system, or SRL. Tables, the shares of SRL's own
-functions and the stacks themselves (folded, those below a thousandth left out; any flame graph viewer reads them) go to
-benchmarks/results/profiles/.
+belongs to: the environment, torch, arithmetic of networks in C (which is torch's elsewhere), numpy, Python, the
+system, or SRL, in Python or in C. Tables, the shares of SRL's own functions and the stacks themselves (folded, those
+below a thousandth left out; any flame graph viewer reads them) go to benchmarks/results/profiles/. Under "run" is what
+all workers did together.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ RATE = 20
 """Samples a second: a process stands still while its C frames are read, so few, for longer."""
 IDLE = ("poll (", "epoll_wait (", "select (", "futex_wait", "pthread_cond", "sem_wait", "sem_clockwait")
 """Innermost functions of a thread that waits."""
+ARITHMETIC = ("wide", "narrow", "collect", "products_", "windows_", "dense_", "small_", "adam_", "eye_pack", "returns_")
+"""How functions of SRL's compiled code begin that do what torch does elsewhere: products, gradients, Adam."""
 OWNERS = {
     "environment": ("ale_py", "mujoco", "gymnasium", "opencv", "libcv"),
     "torch": ("torch", "libgomp", "mkldnn", "dnnl", "mkl", "c10", "at::"),
     "numpy": ("numpy", "openblas"),
-    "small.c": ("libnative",),  # the arithmetic of small networks, which is torch's elsewhere
     "SRL": ("srl/",),
     "Python": ("libpython", "python3", ".py:", "importlib", "/python"),
     "system": ("libc", "ld-linux", "linux-gnu", "vdso", "kernel"),
@@ -48,6 +50,8 @@ OWNERS = {
 
 def owner(frame: str) -> str:
     """Whom a frame such as ``name (file:line)`` belongs to."""
+    if "libnative" in frame and frame.startswith(ARITHMETIC):
+        return "arithmetic"
     return next((name for name, marks in OWNERS.items() if any(mark in frame for mark in marks)), "other")
 
 
@@ -104,6 +108,15 @@ def stacks(path: Path) -> Counter[str]:
     return found
 
 
+def together(found: dict[str, Counter[str]], busy: dict[str, float]) -> Counter[str]:
+    """Stacks of all workers, each worker's counted for the processor time it took."""
+    whole: Counter[str] = Counter()
+    for name, each in found.items():
+        for stack, count in each.items():
+            whole[stack] += round(1e6 * busy[name] * count / each.total())
+    return whole
+
+
 def summary(found: Counter[str]) -> dict[str, dict[str, float]]:
     """Shares of owners, of the innermost functions, and of SRL's own among these."""
     owners: Counter[str] = Counter()
@@ -142,10 +155,13 @@ def main() -> None:
     works = json.loads(results.read_text())["works"] if results.exists() else {}
     for work in options.work:
         found, busy = sample(work, options.warmup, options.seconds)
-        works[work] = {}
-        for name, each in sorted(found.items()):
+        samples = {name: each.total() for name, each in found.items()}
+        for name, each in found.items():
             keep(work, name, each)
-            works[work][name] = {"cores": round(busy[name], 2), "samples": each.total(), **summary(each)}
+        works[work] = {}
+        busy["run"], samples["run"], found["run"] = sum(busy.values()), sum(samples.values()), together(found, busy)
+        for name, each in sorted(found.items()):
+            works[work][name] = {"cores": round(busy[name], 2), "samples": samples[name], **summary(each)}
             about = works[work][name]
             shares = ", ".join(f"{who} {share:.0%}" for who, share in about["owners"].items())
             most = next(iter(about["SRL's own"].items()), ("none", 0.0))

@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 import tyro
-from rich.console import Console
 from rich.table import Table
 
+from srl.bench.machine import report
 from srl.envs.base import StepViews
 from srl.envs.hide_and_seek import HideAndSeek
 from srl.envs.hide_and_seek.scenario import FRAMES, STRONGEST
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         ratios = sorted(one / other for one, other in rates)
         shown = [f"{ratio:.2f}" for ratio in (median(ratios), ratios[0], ratios[-1])]
         table.add_row(name, f"{ours:,.0f}", f"{bare:,.0f}", *shown)
-    Console(highlight=False).print(table)
+    report().print(table)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What numbers were measured on."""
+"""What numbers were measured on, and where they are printed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import importlib.metadata
 import os
 import platform
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def machine() -> dict[str, Any]:
@@ -20,3 +23,13 @@ def machine() -> dict[str, Any]:
         model = names[0] if names else model
     packages = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "gymnasium")}
     return {"processor": model, "cores": os.cpu_count(), "python": platform.python_version(), **packages}
+
+
+def report(*, markup: bool = False) -> Console:
+    """Where a benchmark prints; in a file its tables are as wide as they must be."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=markup)
+    if not console.is_terminal:
+        console.width = 120
+    return console

@@ -24,7 +24,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from srl.bench.machine import machine
+from srl.bench.machine import machine, report
 from srl.bench.throughput import Work
 from srl.bench.watched import Outcome, measure, reason
 from srl.core.errors import ConfigError, UnknownName
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     from srl.commands.options import parse
 
     options = parse(RivalOptions, arguments, "bench rivals")
-    bench = Bench(_scripts(), options, Console(highlight=False, markup=False))
+    bench = Bench(_scripts(), options, report())
     bench.prepare()
     bench.save()
     for number in range(options.rounds):

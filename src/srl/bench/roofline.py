@@ -25,10 +25,9 @@ from statistics import fmean, median
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
-from srl.bench.machine import machine
+from srl.bench.machine import machine, report
 from srl.bench.parts import Meters, Parts
 from srl.bench.throughput import BenchOptions, Work, experiment, slope
 from srl.bench.watched import descendants
@@ -86,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     from srl.commands.options import parse
 
     options = parse(RooflineOptions, arguments, "bench roofline")
-    console = Console(highlight=False)
+    console = report()
     found: dict[str, list[Round]] = {work: [] for work in options.work}
     for number in range(options.rounds):
         for work in options.work:

@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from srl.bench.machine import machine
+from srl.bench.machine import machine, report
 from srl.bench.stream_inference import inference_lanes
 from srl.bench.stream_parameters import parameter_lanes
 from srl.bench.stream_peers import Case, Lane, Peer, alternate, peers
@@ -96,9 +95,7 @@ def bench(options: StreamOptions, settings: Settings) -> int:
     """Measure, show, and write the numbers."""
     if options.ray is not None and not options.ray.is_file():
         raise ConfigError(f"--ray {options.ray}: there is no such interpreter")
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 120
+    console = report(markup=True)
     wanted = {name: settings.cases[name] for name in _SECTIONS if options.only in (None, name)}
     # Drawn only between measurements: a display that moves by itself takes time from what is measured.
     with Live(console=console, auto_refresh=False, transient=True) as live:

@@ -16,11 +16,10 @@ from statistics import median
 from typing import Any, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from srl.algorithms.ppo import PPO
-from srl.bench.machine import machine
+from srl.bench.machine import machine, report
 from srl.experiment import Experiment
 from srl.launch.run import run
 from srl.monitor.sinks import read_metrics
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     from srl.commands.options import parse
 
     options = parse(BenchOptions, arguments, "bench throughput")
-    console = Console(highlight=False)
+    console = report()
     rates: dict[Work, list[float]] = {work: [] for work in options.work}
     for number in range(options.rounds):
         for work in options.work:
