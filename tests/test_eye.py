@@ -13,7 +13,7 @@ from srl.algorithms import PPO
 from srl.core.specs import Spaces
 from srl.policies.actor_critic import ActorCritic
 from srl.policies.eye import Eye, eye
-from test_images import compiled, game
+from test_images import compiled, game, lanes  # noqa: F401
 
 SHAPE = (4, 84, 84)
 DISCRETE = gymnasium.spaces.Discrete(6, start=2)
@@ -55,6 +55,16 @@ def test_acting_is_what_torch_does(shape, action, drawn):
         for name in mine:
             np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-4, atol=1e-4, err_msg=name)
             assert mine[name].dtype == theirs[name].dtype
+
+
+def test_acting_is_what_torch_does_with_every_width_of_vectors(lanes):  # noqa: F811
+    made = policy()
+    found = acting(made)
+    for rows in (1, 8, 20):
+        x = game(rows, SHAPE, rows)
+        mine, theirs = found.act({"obs": x.numpy()}, None), by_torch(made, x, None)
+        for name in mine:
+            np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 def test_new_weights_are_seen_at_once():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 
 import pytest
 import torch
@@ -42,6 +43,19 @@ def plain(network: NatureCNN, monkeypatch: pytest.MonkeyPatch) -> NatureCNN:
     return other
 
 
+@pytest.fixture(params=[16, 8, 4])
+def lanes(request):
+    """With vectors of so many numbers: those of processors that are not here, too."""
+    library = native.library()
+    try:
+        library.products_limit(request.param)
+        if library.products_lanes() != request.param:
+            pytest.skip(f"this processor's vectors do not hold {request.param} numbers")
+        yield request.param
+    finally:
+        library.products_limit(16)
+
+
 def layers(network: NatureCNN) -> tuple[list[torch.nn.Conv2d], Across]:
     return [each for each in network.modules() if isinstance(each, torch.nn.Conv2d)], network.dense
 
@@ -63,6 +77,39 @@ def test_repeated_windows_are_convolved_once_with_the_same_result(shape, rows, m
         longest = float(twin.grad.abs().max())
         assert longest > 0, name
         torch.testing.assert_close(weight.grad, twin.grad, rtol=1e-3, atol=1e-5 * longest, msg=name)
+
+
+@compiled
+def test_every_width_of_vectors_gives_the_same_result(lanes, monkeypatch):
+    torch.manual_seed(1)
+    network, x = NatureCNN((4, 84, 84)), game(40, (4, 84, 84))
+    other = plain(network, monkeypatch)
+    found, expected = network(x), other(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for each in (found, expected):
+        each.square().sum().backward()
+    for mine, theirs in zip(network.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-2)
+
+
+@compiled
+def test_vectors_of_half_the_width_take_no_more_than_four_times_as_long():
+    """Vectors that are wider than the processor's are taken apart through memory, ten times as slowly."""
+    library = native.library()
+    if library.products_lanes() < 16:
+        pytest.skip("this processor has no AVX-512")
+    torch.manual_seed(1)
+    network, x, took = NatureCNN((4, 84, 84)), game(40, (4, 84, 84)), {}
+    try:
+        for _ in range(7):
+            for lanes in (16, 8):
+                library.products_limit(lanes)
+                begin = time.perf_counter()
+                network(x).sum().backward()
+                took[lanes] = min(took.get(lanes, 1e9), time.perf_counter() - begin)
+    finally:
+        library.products_limit(16)
+    assert took[8] < 4 * took[16]
 
 
 @compiled

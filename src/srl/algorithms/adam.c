@@ -11,20 +11,20 @@
 #define STRETCH 256 /* for which single precision will do */
 #define CHUNK 65536 /* that is one piece of work */
 
-typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float v4 __attribute__((vector_size(16), aligned(4), may_alias)); /* wider ones are slow where there are none */
 
 FAST double adam_stretches(const float *grad, int64_t size) {
     double sum = 0;
     int64_t i = 0;
     for (; i + STRETCH <= size; i += STRETCH) {
-        v16 part[4] = {{0}};
-        for (int64_t at = 0; at < STRETCH; at += 64)
-            for (int k = 0; k < 4; k++) {
-                const v16 x = *(const v16 *)(grad + i + at + 16 * k);
+        v4 part[8] = {{0}};
+        for (int64_t at = 0; at < STRETCH; at += 32)
+            for (int k = 0; k < 8; k++) {
+                const v4 x = *(const v4 *)(grad + i + at + 4 * k);
                 part[k] += x * x;
             }
-        part[0] = (part[0] + part[1]) + (part[2] + part[3]);
-        for (int k = 0; k < 16; k++) sum += part[0][k];
+        for (int k = 1; k < 8; k++) part[0] += part[k];
+        for (int k = 0; k < 4; k++) sum += part[0][k];
     }
     for (; i < size; i++) sum += grad[i] * grad[i];
     return sum;

@@ -11,9 +11,11 @@
 #define PANEL 64 /* columns */
 #define HALF 32
 
-typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t v16i __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int16_t v16s __attribute__((vector_size(32), aligned(2), may_alias));
+/* Numbers that the processor's vectors hold: 16 with AVX-512, 8 with AVX2, else 4. */
+int products_lanes(void);
+
+/* Use no wider ones than these, for tests. */
+void products_limit(int64_t lanes);
 
 /* A product of rows that consist of `pieces` pieces of `size` numbers. That of row r begins at from + places[r * all] * unit,
  * and so on. B has rows of `panel` columns, `to` rows of `across`. */
@@ -48,3 +50,10 @@ void products_through(const Layer *layer, const float *from, const uint32_t *pla
 
 /* to [count][rows] from [rows][across], sixteen by sixteen. */
 void products_turn(const float *from, int64_t rows, int64_t across, float *to, int64_t count);
+
+#define LANES 4
+#include "tiles.h"
+#define LANES 8
+#include "tiles.h"
+#define LANES 16
+#include "tiles.h"

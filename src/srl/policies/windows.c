@@ -55,61 +55,31 @@ static float *slopes_of(const float *out, const float *gradient, int64_t count, 
     return found;
 }
 
-/* to [rows][16 * vectors of outputs] += numbers of a piece of `count` windows, each times the window's gradient. */
-INLINE void collect(const int rows, const int vectors, const float *from, const uint32_t *numbers, int64_t pieces,
-                    int64_t size, int64_t count, const float *gradient, int64_t outputs, float *to) {
-    v16 sum[12][4];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) sum[r][v] = *(const v16 *)(to + r * outputs + 16 * v);
-    for (int64_t i = 0; i < count; i++, gradient += outputs) {
-        const float *at = from + numbers[i * pieces] * size;
-        v16 b[4];
-        for (int v = 0; v < vectors; v++) b[v] = *(const v16 *)(gradient + 16 * v);
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < vectors; v++) sum[r][v] += at[r] * b[v];
-    }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) *(v16 *)(to + r * outputs + 16 * v) = sum[r][v];
-}
-
-/* The same for all columns, and as many rows as there are from `from` on. */
-INLINE void collects(const int rows, const int vectors, const float *from, const uint32_t *numbers, int64_t pieces,
-                     int64_t size, int64_t many, int64_t count, const float *gradient, int64_t outputs, float *to) {
-    for (int64_t column = 0; column < outputs; column += 16 * vectors) {
-        int64_t c = 0;
-        for (; c + rows <= many; c += rows)
-            collect(rows, vectors, from + c, numbers, pieces, size, count, gradient + column, outputs, to + c * outputs + column);
-        for (; c < many; c += 2)
-            collect(2, vectors, from + c, numbers, pieces, size, count, gradient + column, outputs, to + c * outputs + column);
-    }
-}
-
 #if defined(__x86_64__) && defined(__GNUC__)
 __attribute__((target("arch=x86-64-v4"))) static void collect_wide(const float *from, const uint32_t *numbers,
                                                                    int64_t pieces, int64_t size, int64_t many, int64_t count,
                                                                    const float *gradient, int64_t outputs, float *to) {
-    if (outputs % PANEL) collects(12, 2, from, numbers, pieces, size, many, count, gradient, outputs, to);
-    else collects(6, 4, from, numbers, pieces, size, many, count, gradient, outputs, to);
+    if (outputs % PANEL) collects16(12, 2, from, numbers, pieces, size, many, count, gradient, outputs, to);
+    else collects16(6, 4, from, numbers, pieces, size, many, count, gradient, outputs, to);
 }
 
 __attribute__((target("arch=x86-64-v3"))) static void collect_narrow(const float *from, const uint32_t *numbers,
                                                                      int64_t pieces, int64_t size, int64_t many,
                                                                      int64_t count, const float *gradient, int64_t outputs,
                                                                      float *to) {
-    collects(6, 1, from, numbers, pieces, size, many, count, gradient, outputs, to);
+    collects8(6, 2, from, numbers, pieces, size, many, count, gradient, outputs, to);
 }
 #endif
 
 static void windows_collect(const float *from, const uint32_t *numbers, int64_t pieces, int64_t size, int64_t many,
                             int64_t count, const float *gradient, int64_t outputs, float *to) {
+    const int lanes = products_lanes();
 #if defined(__x86_64__) && defined(__GNUC__)
-    if (__builtin_cpu_supports("x86-64-v4"))
-        collect_wide(from, numbers, pieces, size, many, count, gradient, outputs, to);
-    else if (__builtin_cpu_supports("x86-64-v3"))
-        collect_narrow(from, numbers, pieces, size, many, count, gradient, outputs, to);
+    if (lanes == 16) collect_wide(from, numbers, pieces, size, many, count, gradient, outputs, to);
+    else if (lanes == 8) collect_narrow(from, numbers, pieces, size, many, count, gradient, outputs, to);
     else
 #endif
-        collects(2, 1, from, numbers, pieces, size, many, count, gradient, outputs, to);
+        collects4(2, 4, from, numbers, pieces, size, many, count, gradient, outputs, to);
 }
 
 /* to [..][part] += from [count][HALF], of which a row is parts of as many pieces as it has room for. */
