@@ -63,7 +63,7 @@ def layers(network: NatureCNN) -> tuple[list[torch.nn.Conv2d], Across]:
 @compiled
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rows", [1, 7, 40])
-def test_repeated_windows_are_convolved_once_with_the_same_result(shape, rows, monkeypatch):
+def test_repeated_windows_are_convolved_once_with_the_same_result(shape, rows, lanes, monkeypatch):
     torch.manual_seed(1)
     network, x = NatureCNN(shape), game(rows, shape)
     other = plain(network, monkeypatch)
@@ -77,19 +77,6 @@ def test_repeated_windows_are_convolved_once_with_the_same_result(shape, rows, m
         longest = float(twin.grad.abs().max())
         assert longest > 0, name
         torch.testing.assert_close(weight.grad, twin.grad, rtol=1e-3, atol=1e-5 * longest, msg=name)
-
-
-@compiled
-def test_every_width_of_vectors_gives_the_same_result(lanes, monkeypatch):
-    torch.manual_seed(1)
-    network, x = NatureCNN((4, 84, 84)), game(40, (4, 84, 84))
-    other = plain(network, monkeypatch)
-    found, expected = network(x), other(x)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    for each in (found, expected):
-        each.square().sum().backward()
-    for mine, theirs in zip(network.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-2)
 
 
 @compiled
